@@ -1,0 +1,129 @@
+"""Certified solving: the student's speed, the teacher's answer, and the residual that proves it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from cdeq.equilibrium.contract import Input
+from cdeq.equilibrium.states import State, StateLayout
+from cdeq.solvers.anderson import Anderson
+from cdeq.solvers.loop import Solver, solve_model
+
+if TYPE_CHECKING:
+    from cdeq.consistency.student import Prepared, Student
+
+DEFAULT_STUDENT_STEPS = 2
+"""Steps before the first check, for a student that was never planned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifiedSolution:
+    """A state, and the proof of how close it is.
+
+    `output`: the readout at `state`. `residual` (B,): the teacher's |f(z) - z| / |z|, measured at `state`.
+    `steps` (B,): evaluations of f spent on each sample, the check included. `evaluations`: calls of f on the
+    whole batch. `finished_by`: who brought each sample below the tolerance: `student`, `solver`, or `nobody`.
+    """
+
+    state: State
+    output: Tensor
+    residual: Tensor
+    converged: Tensor
+    steps: Tensor
+    evaluations: int
+    finished_by: list[str]
+
+
+@torch.no_grad()
+def certified_solve(
+    student: Student,
+    x: Input,
+    *,
+    tol: float = 1e-3,
+    max_steps: int = 50,
+    student_steps: int | None = None,
+    solver: Solver | None = None,
+) -> CertifiedSolution:
+    """Student steps, then the teacher's solver from there, warm; its first evaluation is the check.
+
+    The check measures the residual of the student's state. A sample below `tol` stops there; for the others
+    the same evaluation is the solver's first. How many student steps come first is the student's plan for
+    this tolerance, made on data by `plan_handover`, unless `student_steps` says.
+    """
+    if max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, not {max_steps}")
+    if not tol > 0:
+        raise ValueError(f"tol must be positive, not {tol}")
+    ahead = planned_steps(student.plan, tol) if student_steps is None else student_steps
+    ahead = min(ahead, max_steps - 1)
+    prepared = student.prepare(x)
+    *_, z = student.rollout(prepared, ahead)
+    solution = solve_model(
+        student.teacher,
+        prepared.base,
+        solver or Anderson(),
+        z0=_sound(student, prepared, z),
+        tol=tol,
+        max_steps=max_steps - ahead,
+        measured_only=True,
+    )
+    finished = torch.where(solution.steps == 1, 0, 1).tolist()
+    return CertifiedSolution(
+        state=solution.state,
+        output=student.teacher.readout(solution.state, prepared.base),
+        residual=solution.residual,
+        converged=solution.converged,
+        steps=solution.steps + ahead,
+        evaluations=solution.evaluations + ahead,
+        finished_by=[
+            ("student", "solver")[who] if done else "nobody"
+            for who, done in zip(finished, solution.converged.tolist(), strict=True)
+        ],
+    )
+
+
+def _sound(student: Student, prepared: Prepared, z: State) -> State:
+    """The state, with samples that are not finite put back to the teacher's start."""
+    layout = StateLayout.of(z, student.batched)
+    flat = layout.flatten(z)
+    finite = torch.isfinite(flat).all(dim=1, keepdim=True)
+    if bool(finite.all()):
+        return z
+    return layout.restore(
+        torch.where(finite, flat, layout.flatten(student.teacher.start(prepared.base)))
+    )
+
+
+def planned_steps(plan: dict[float, int], tol: float) -> int:
+    """The steps planned for the tolerance nearest to `tol`."""
+    if not plan:
+        return DEFAULT_STUDENT_STEPS
+    return plan[min(plan, key=lambda known: abs(math.log(known) - math.log(tol)))]
+
+
+@torch.no_grad()
+def plan_handover(
+    student: Student,
+    inputs: list[Input],
+    *,
+    tolerances: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4),
+    most: int = 12,
+    max_steps: int = 60,
+) -> dict[float, int]:
+    """For each tolerance, the number of student steps that gives the fewest evaluations in all."""
+    plan: dict[float, int] = {}
+    for tol in tolerances:
+        costs = []
+        for ahead in range(most + 1):
+            solved = [
+                certified_solve(student, x, tol=tol, max_steps=max_steps, student_steps=ahead)
+                for x in inputs
+            ]
+            costs.append(sum(float(s.steps.double().mean()) for s in solved))
+        plan[tol] = costs.index(min(costs))
+    return plan

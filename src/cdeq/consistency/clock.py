@@ -1,0 +1,41 @@
+"""Solver time: where on the student's clock, t in [eps, T), a state stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+TimeMap = Callable[[int, int, float], float]
+"""(k, K, rho) -> the fraction of solver time in [0, 1) at which z_k of z_0 ... z_K stands."""
+
+
+def exponential_fraction(k: int, steps: int, rho: float) -> float:
+    """1 - e^(-rho k) (paper, Eq. 8)."""
+    return 1.0 - math.exp(-rho * k)
+
+
+def linear_fraction(k: int, steps: int, rho: float) -> float:
+    """k / K (paper, Table 12)."""
+    return k / steps
+
+
+def cosine_fraction(k: int, steps: int, rho: float) -> float:
+    """1 - cos(pi k / 2K) (paper, Table 12)."""
+    return 1.0 - math.cos(0.5 * math.pi * k / steps)
+
+
+TIME_MAPS: dict[str, TimeMap] = {
+    "exponential": exponential_fraction,
+    "linear": linear_fraction,
+    "cosine": cosine_fraction,
+}
+
+
+def inference_fraction(j: int, decay: float) -> float:
+    """1 - beta^j: the clock of multi-step inference (paper, Appendix C.3)."""
+    return 1.0 - decay**j
+
+
+def solver_time(fraction: float, eps: float, end: float) -> float:
+    """t = eps + fraction (T - eps)."""
+    return eps + fraction * (end - eps)

@@ -1,0 +1,160 @@
+"""Distillation: a teacher and data in, a student out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cdeq.consistency.certify import plan_handover
+from cdeq.consistency.objective import DistillationObjective
+from cdeq.consistency.recipes import Recipe, recipe_named
+from cdeq.consistency.student import Student
+from cdeq.equilibrium.contract import check_contract
+from cdeq.solvers.anderson import Anderson
+from cdeq.solvers.loop import Solver
+from cdeq.training.log import ProgressBar
+from cdeq.training.loop import FitConfig, fit
+from cdeq.training.parallel import is_main_process, process_rank, wait_for_all
+from cdeq.training.task_loss import TaskLoss, cross_entropy
+from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
+
+
+def distill(
+    teacher: nn.Module,
+    data: Iterable[Any] | TrajectoryStore,
+    *,
+    recipe: str | Recipe = "anchored",
+    updates: int = 500,
+    learning_rate: float = 1e-3,
+    fit_config: FitConfig | None = None,
+    folder: str | Path | None = None,
+    solver: Solver | None = None,
+    max_steps: int = 40,
+    tol: float = 1e-4,
+    task_loss: TaskLoss | None = cross_entropy,
+    start_network: nn.Module | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Student:
+    """Distil a teacher into a student that needs one to a few evaluations.
+
+    `teacher`: any equilibrium model (the four methods) that is an `nn.Module`.
+    `data`: batches `x` or `(x, y)`, recorded first with `solver`, `max_steps` and `tol`; or a store recorded
+        before. Labels are used only by recipes with a task loss, and may be absent.
+    `recipe`: a name or a `Recipe`; `fit_config` overrides `updates` and `learning_rate`.
+    `folder`: where recordings, checkpoints and the log go; the same call on the same folder goes on where an
+        earlier one was cut short, to the same weights. Without it nothing is kept.
+    Under torchrun every process calls this alike; each takes its share of every batch.
+    """
+    check_contract(teacher)
+    recipe = recipe_named(recipe)
+    config = fit_config or FitConfig(updates=updates, learning_rate=learning_rate)
+    rank, world = process_rank()
+    place = Path(folder) if folder is not None else None
+    with ExitStack() as stack:
+
+        def bar(title: str) -> ProgressBar | None:
+            return stack.enter_context(ProgressBar(title)) if progress and rank == 0 else None
+
+        if not isinstance(data, TrajectoryStore):
+            if place is None and world > 1:
+                raise ValueError(
+                    "under torchrun give a folder that all processes see, or a recorded store"
+                )
+            room = place or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cdeq-")))
+            path = room / f"trajectories-{recipe.store_mode}"
+            data = _recorded(
+                teacher, data, path, recipe, solver or Anderson(), max_steps, tol, bar("record")
+            )
+        data.check(teacher=teacher)
+        if recipe.store_mode == "full" and data.manifest.mode != "full":
+            raise ValueError(
+                f"recipe {recipe.name!r} trains on the teacher's states: record with mode='full'"
+            )
+        return _fit_student(
+            teacher,
+            data,
+            recipe,
+            config,
+            place,
+            task_loss,
+            start_network,
+            seed,
+            bar(f"distil {recipe.name}"),
+        )
+
+
+def _recorded(
+    teacher: nn.Module,
+    loader: Iterable[Any],
+    path: Path,
+    recipe: Recipe,
+    solver: Solver,
+    max_steps: int,
+    tol: float,
+    bar: ProgressBar | None,
+) -> TrajectoryStore:
+    """What the recipe needs of the teacher, written by the main process and read by all."""
+    if is_main_process():
+        record(
+            check_contract(teacher),
+            loader,
+            path,
+            solver=solver,
+            max_steps=max_steps,
+            tol=tol if recipe.store_mode == "endpoint" else 0.0,
+            mode=recipe.store_mode,
+            progress=bar,
+        )
+    wait_for_all()
+    return TrajectoryStore.open(path)
+
+
+def _fit_student(
+    teacher: nn.Module,
+    store: TrajectoryStore,
+    recipe: Recipe,
+    config: FitConfig,
+    folder: Path | None,
+    task_loss: TaskLoss | None,
+    start_network: nn.Module | None,
+    seed: int,
+    bar: ProgressBar | None,
+) -> Student:
+    rank, world = process_rank()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        student = Student.for_example(teacher, recipe, store[0].x, start_network).train()
+    objective = DistillationObjective(student, task_loss, seed)
+
+    def batch_at(update: int) -> TrajectoryBatch:
+        """Every batch once an epoch, in an order that depends on the seed and the epoch alone."""
+        epoch, place = divmod(update, len(store))
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        batch = store[int(torch.randperm(len(store), generator=generator)[place])]
+        return batch.part(rank, world) if world > 1 else batch
+
+    fit(
+        objective,
+        batch_at,
+        config,
+        folder=folder,
+        identity={
+            "recipe": recipe.to_dict(),
+            "training": asdict(config),
+            "data": store.manifest.fingerprint,
+            "seed": seed,
+        },
+        after_update=lambda update: objective.update_target(),
+        progress=bar,
+    )
+    student.eval().requires_grad_(False)
+    student.plan = plan_handover(student, [store[i].x for i in range(min(2, len(store)))])
+    return student

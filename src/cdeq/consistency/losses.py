@@ -1,0 +1,28 @@
+"""Distances between states that a student is trained by, each averaged over the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cdeq.equilibrium.states import State, StateLayout, norm_dtype
+
+Distance = Callable[[State, State], Tensor]
+
+
+def mean_squared_error(state: State, target: State, batched: bool) -> Tensor:
+    """d(z, z*) = |z - z*|^2 / D, the paper's metric."""
+    layout = StateLayout.of(target, batched)
+    return functional.mse_loss(layout.flatten(state), layout.flatten(target))
+
+
+def log_distance(state: State, target: State, batched: bool, floor: float) -> Tensor:
+    """log(|z - z*|^2 / |z*|^2 + floor): late, small errors count as much as early, large ones."""
+    layout = StateLayout.of(target, batched)
+    z, star = layout.flatten(state), layout.flatten(target)
+    dtype = norm_dtype(z.dtype)
+    scale = star.to(dtype).square().sum(dim=1).clamp_min(torch.finfo(dtype).tiny)
+    return torch.log((z - star).to(dtype).square().sum(dim=1) / scale + floor).mean()

@@ -1,0 +1,192 @@
+"""The distillation objective (paper, Eq. 14 and Algorithm 2), on the teacher's states or the student's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from cdeq.consistency.clock import TIME_MAPS
+from cdeq.consistency.history import Evaluation
+from cdeq.consistency.losses import Distance, log_distance, mean_squared_error
+from cdeq.consistency.student import Moment, Prepared, Student
+from cdeq.equilibrium.states import State, map_state, relative_distance
+from cdeq.training.task_loss import TaskLoss
+from cdeq.trajectories import TrajectoryBatch, augment_endpoints
+
+Metrics = dict[str, Tensor]
+
+
+class DistillationObjective(nn.Module):
+    """forward(batch, update) -> loss, metrics. All random draws depend on `seed` and the update's number."""
+
+    def __init__(self, student: Student, task_loss: TaskLoss | None, seed: int):
+        super().__init__()
+        self.student, self.task_loss, self.seed = student, task_loss, seed
+        recipe = student.recipe
+        self.recipe = recipe
+        self.distance: Distance = {
+            "mse": partial(mean_squared_error, batched=student.batched),
+            "log": partial(log_distance, batched=student.batched, floor=recipe.log_floor),
+        }[recipe.loss]
+        self._target: Student | None = None
+        if recipe.lambda_1 < 1:
+            self._set_target()
+
+    def _set_target(self) -> None:
+        """A running average of the student, kept as buffers so that checkpoints hold it; the teacher is shared."""
+        shared = self.student.methods
+        target = copy.deepcopy(self.student, memo={id(shared): shared}).requires_grad_(False)
+        for i, weight in enumerate(self._averaged(target)):
+            self.register_buffer(f"average_{i}", weight.data)
+        object.__setattr__(
+            self, "_target", target
+        )  # not a submodule: its weights are the buffers above
+
+    def _averaged(self, student: Student) -> list[nn.Parameter]:
+        names = self.student.trainable()
+        return [p for name, p in student.named_parameters() if name in names]
+
+    @torch.no_grad()
+    def update_target(self) -> None:
+        """phi- <- mu phi- + (1 - mu) phi."""
+        if self._target is not None:
+            for average, weight in zip(
+                self._averaged(self._target), self.student.trainable().values(), strict=True
+            ):
+                average.lerp_(weight, 1 - self.recipe.ema)
+
+    def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
+        return (
+            self._on_own_states(batch)
+            if self.recipe.states == "own"
+            else self._on_teacher_states(batch, update)
+        )
+
+    def _task(
+        self, z: State, prepared: Prepared, batch: TrajectoryBatch, fraction: float
+    ) -> Tensor | float:
+        """lambda_2 L_task, early in solver time only, where there are labels."""
+        r = self.recipe
+        if r.lambda_2 == 0 or self.task_loss is None or batch.y is None or fraction > r.task_until:
+            return 0.0
+        return r.lambda_2 * self.task_loss(self.student.teacher.readout(z, prepared.base), batch.y)
+
+    def _total(
+        self, output: State, endpoint: State, local_target: State | None, task: Tensor | float
+    ) -> Tensor:
+        """lambda_1 L_global + (1 - lambda_1) L_local + lambda_2 L_task."""
+        loss = self.recipe.lambda_1 * self.distance(output, endpoint) + task
+        if local_target is not None:
+            loss = loss + (1 - self.recipe.lambda_1) * self.distance(output, local_target)
+        return loss
+
+    # On the teacher's trajectory.
+
+    def _on_teacher_states(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
+        r, last = self.recipe, batch.steps
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + update)
+        replaced = augment_endpoints(
+            last, r.augment_probability, r.augment_first, r.augment_last, generator
+        )
+        k = int(torch.randint(r.first_index, last + 1, (), generator=generator))
+
+        def state(i: int) -> State:
+            return batch.endpoint if replaced[i] else batch.state(i)
+
+        output, prepared = self._at(self.student, k, state, batch)
+        neighbour = k - 1 if r.direction == "later" else k + 1
+        local_target: State | None = None
+        if self._target is not None and 0 <= neighbour <= last:
+            with torch.no_grad():
+                # The end of the trajectory is its own exact target.
+                ended = r.direction == "earlier" and neighbour == last
+                local_target = (
+                    batch.endpoint if ended else self._at(self._target, neighbour, state, batch)[0]
+                )
+        task = self._task(output, prepared, batch, self._fraction(k, last))
+        loss = self._total(output, batch.endpoint, local_target, task)
+        return loss, {"distance": self._shown_distance(output, batch)}
+
+    def _fraction(self, k: int, last: int) -> float:
+        return TIME_MAPS[self.recipe.time_map](k, last, self.recipe.rho)
+
+    def _at(
+        self, student: Student, k: int, state: Callable[[int], State], batch: TrajectoryBatch
+    ) -> tuple[State, Prepared]:
+        """g(z_<=k, t_k): the window of states up to k, each evaluated at its own time."""
+        prepared = student.prepare(batch.x)
+        evaluations: list[Evaluation] = []
+        first = k if self.recipe.history == "none" else max(0, k - self.recipe.window)
+        for i in range(first, k + 1):
+            z, moment = state(i), student.moment_at(self._fraction(i, batch.steps))
+            evaluations.append((z, student.evaluate(z, moment, prepared)))
+        return student.combine(evaluations, moment), prepared
+
+    # On the student's own rollout.
+
+    def _on_own_states(self, batch: TrajectoryBatch) -> tuple[Tensor, Metrics]:
+        student, r = self.student, self.recipe
+        prepared = student.prepare(batch.x)
+        z, evaluations = student.begin(prepared), list[Evaluation]()
+        seen: list[tuple[State, list[Evaluation], Moment]] = []
+        outputs: list[State] = []
+        for j in range(r.depth):
+            moment = student.moment(j)
+            if r.backprop == "truncated" and j:
+                z, evaluations = _detached(z, evaluations)
+            seen.append((z, evaluations, moment))
+            z, evaluations = self._step(z, moment, evaluations, prepared)
+            outputs.append(z)
+
+        loss = torch.zeros(())
+        if student.start_network is not None:
+            loss = self.distance(student.begin(prepared), batch.endpoint)
+        for j, output in enumerate(outputs):
+            local_target = self._own_local_target(seen, j, batch, prepared)
+            fraction = (seen[j][2].time - r.eps) / (r.end - r.eps)
+            loss = loss + self._total(
+                output, batch.endpoint, local_target, self._task(output, prepared, batch, fraction)
+            )
+        return loss / r.depth, {
+            "distance_1": self._shown_distance(outputs[0], batch),
+            "distance": self._shown_distance(outputs[-1], batch),
+        }
+
+    def _step(
+        self, z: State, moment: Moment, evaluations: list[Evaluation], prepared: Prepared
+    ) -> tuple[State, list[Evaluation]]:
+        if self.recipe.backprop == "checkpointed":
+            return checkpoint(
+                self.student.advance, z, moment, evaluations, prepared, use_reentrant=False
+            )
+        return self.student.advance(z, moment, evaluations, prepared)
+
+    def _own_local_target(
+        self,
+        seen: list[tuple[State, list[Evaluation], Moment]],
+        j: int,
+        batch: TrajectoryBatch,
+        prepared: Prepared,
+    ) -> State | None:
+        """The average student's output at the neighbouring state of the rollout."""
+        neighbour = j - 1 if self.recipe.direction == "later" else j + 1
+        if self._target is None or not 0 <= neighbour < len(seen):
+            return None
+        with torch.no_grad():
+            z, evaluations, moment = seen[neighbour]
+            return self._target.advance(z, moment, evaluations, self._target.prepare(batch.x))[0]
+
+    def _shown_distance(self, z: State, batch: TrajectoryBatch) -> Tensor:
+        with torch.no_grad():
+            return relative_distance(z, batch.endpoint, self.student.batched).mean()
+
+
+def _detached(z: State, evaluations: list[Evaluation]) -> tuple[State, list[Evaluation]]:
+    return map_state(Tensor.detach, z), [
+        (map_state(Tensor.detach, a), map_state(Tensor.detach, b)) for a, b in evaluations
+    ]

@@ -1,0 +1,203 @@
+"""Recipes: a named set of choices. Every ablation of the paper is one changed field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from cdeq.consistency.clock import TIME_MAPS
+
+
+class RecipeError(ValueError):
+    """A recipe whose fields contradict each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a student is parameterized and what it is trained on.
+
+    Parameterization
+      boundary   what the boundary condition holds: the `state` (g = c_skip z + c_out P, the paper's) or the
+                 `weights` (a step runs with theta + c_out(t) delta, so that late steps are the teacher's own).
+      gamma, eps, end   exponent and interval of the boundary coefficients.
+      time_map, rho     solver time of the teacher's states z_k.
+      decay             the paper's inference beta: step j runs at fraction 1 - decay^j of solver time.
+      schedule          that clock: `fixed`, or `learned` (weights boundary only).
+      history, window, mixing   what is made of the last window + 1 evaluations.
+      start             initial state: the teacher's own, or one learned from the context.
+      delta, rank       change of weights: `full`, or `low_rank`.
+      feature_axis      axis of the features in a state tensor; None: 1 for (B, C, H, W), else the last.
+    Training
+      states     the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps.
+      backprop   through the rollout: `full`, `checkpointed` (same gradient, less memory), `truncated` (a step).
+      loss       `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor).
+      lambda_1   global against local consistency; lambda_2: weight of the task loss, up to fraction
+                 `task_until` of solver time.
+      direction  of the local loss: the `later` point learns from the earlier (the paper's), or the `earlier`
+                 from the later.
+      first_index  the smallest k drawn from the teacher's trajectory: 0, or 1 by the letter of the paper.
+      ema        rate of the running average that the local loss learns from.
+      augment_*  endpoint augmentation: probability, and how many first and last states are exempt.
+    """
+
+    name: str
+    boundary: Literal["state", "weights"] = "weights"
+    gamma: float = 1.0
+    eps: float = 0.0
+    end: float = 1.0
+    time_map: Literal["exponential", "linear", "cosine"] = "exponential"
+    rho: float = 0.1
+    decay: float = 0.65
+    schedule: Literal["fixed", "learned"] = "fixed"
+    history: Literal["anderson", "mlp", "gru", "none"] = "none"
+    window: int = 1
+    mixing: float = 1.0
+    start: Literal["zero", "learned"] = "learned"
+    delta: Literal["full", "low_rank"] = "full"
+    rank: int = 8
+    feature_axis: int | None = None
+
+    states: Literal["teacher", "own"] = "own"
+    depth: int = 8
+    backprop: Literal["full", "checkpointed", "truncated"] = "full"
+    loss: Literal["mse", "log"] = "log"
+    log_floor: float = 1e-3
+    lambda_1: float = 1.0
+    lambda_2: float = 0.0
+    task_until: float = 0.5
+    direction: Literal["later", "earlier"] = "later"
+    first_index: Literal[0, 1] = 0
+    ema: float = 0.95
+    augment_probability: float = 0.0
+    augment_first: int = 3
+    augment_last: int = 2
+
+    def __post_init__(self) -> None:
+        for problem in _problems(self):
+            raise RecipeError(f"recipe {self.name!r}: {problem}")
+
+    @property
+    def store_mode(self) -> Literal["full", "endpoint"]:
+        """What must be recorded of the teacher: all its states, or only the equilibria."""
+        return "full" if self.states == "teacher" else "endpoint"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Recipe:
+        unknown = set(values) - {f.name for f in fields(cls)}
+        if unknown:
+            raise RecipeError(f"unknown recipe fields: {', '.join(sorted(unknown))}")
+        return cls(**values)
+
+
+def _problems(r: Recipe) -> list[str]:
+    """What is wrong with a recipe, in words."""
+    choices = {
+        "boundary": ("state", "weights"),
+        "time_map": tuple(TIME_MAPS),
+        "schedule": ("fixed", "learned"),
+        "history": ("anderson", "mlp", "gru", "none"),
+        "start": ("zero", "learned"),
+        "delta": ("full", "low_rank"),
+        "states": ("teacher", "own"),
+        "backprop": ("full", "checkpointed", "truncated"),
+        "loss": ("mse", "log"),
+        "direction": ("later", "earlier"),
+        "first_index": (0, 1),
+    }
+    found = [
+        f"{name}={getattr(r, name)!r} is not one of {', '.join(map(repr, allowed))}"
+        for name, allowed in choices.items()
+        if getattr(r, name) not in allowed
+    ]
+    rules = [
+        (r.gamma > 0, "gamma must be positive"),
+        (r.end > r.eps >= 0, "the clock needs 0 <= eps < end"),
+        (r.rho > 0, "rho must be positive"),
+        (0 < r.decay < 1, "decay must lie between 0 and 1"),
+        (r.window >= 1, "window must be at least 1"),
+        (0 < r.mixing <= 1, "mixing must lie in (0, 1]"),
+        (r.rank >= 1, "rank must be at least 1"),
+        (r.depth >= 1, "depth must be at least 1"),
+        (r.log_floor > 0, "log_floor must be positive"),
+        (0 <= r.lambda_1 <= 1, "lambda_1 must lie in [0, 1]"),
+        (r.lambda_2 >= 0, "lambda_2 must not be negative"),
+        (0 <= r.task_until <= 1, "task_until must lie in [0, 1]"),
+        (0 <= r.ema < 1, "ema must lie in [0, 1)"),
+        (0 <= r.augment_probability <= 1, "augment_probability must lie in [0, 1]"),
+        (
+            min(r.augment_first, r.augment_last) >= 0,
+            "augment_first and augment_last must not be negative",
+        ),
+        (
+            not (r.schedule == "learned" and r.boundary == "state"),
+            "schedule='learned' sets the strength of the weights' change and needs boundary='weights'",
+        ),
+        (
+            not (r.schedule == "learned" and r.states == "teacher"),
+            "schedule='learned' is learned on rollouts and needs states='own'",
+        ),
+        (
+            not (r.start == "learned" and r.states == "teacher"),
+            "start='learned' is trained by rollouts from it and needs states='own'",
+        ),
+        (
+            not (r.augment_probability > 0 and r.states == "own"),
+            "endpoint augmentation replaces teacher states and needs states='teacher'",
+        ),
+        (
+            not (r.backprop != "full" and r.states == "teacher"),
+            f"backprop={r.backprop!r} is a way through a rollout and needs states='own'",
+        ),
+        (
+            not (r.history == "none" and (r.window != 1 or r.mixing != 1.0)),
+            "window and mixing have no meaning with history='none'",
+        ),
+        (
+            not (r.history in ("mlp", "gru") and (r.window != 1 or r.mixing != 1.0)),
+            f"history={r.history!r} sees two evaluations: window must be 1 and mixing 1.0",
+        ),
+    ]
+    return found + [problem for holds, problem in rules if not holds]
+
+
+def paper() -> Recipe:
+    """The published recipe, section 4 of the paper and its appendix; open choices as in docs/method.md."""
+    return Recipe(
+        name="paper",
+        boundary="state",
+        gamma=2.0,
+        decay=0.9,
+        history="anderson",
+        window=1,
+        start="zero",
+        states="teacher",
+        depth=1,
+        loss="mse",
+        lambda_1=0.8,
+        lambda_2=0.05,
+        augment_probability=0.1,
+    )
+
+
+def anchored() -> Recipe:
+    """Own rollouts, anchored weights, gradient through the rollout, log loss, learned start."""
+    return Recipe(name="anchored")
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"paper": paper, "anchored": anchored}
+
+
+def recipe_named(recipe: str | Recipe, **changes: Any) -> Recipe:
+    """A recipe by name (or as given), with changed fields."""
+    if isinstance(recipe, str):
+        if recipe not in RECIPES:
+            raise RecipeError(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
+        recipe = RECIPES[recipe]()
+    unknown = set(changes) - {f.name for f in fields(Recipe)}
+    if unknown:
+        raise RecipeError(f"unknown recipe fields: {', '.join(sorted(unknown))}")
+    return replace(recipe, **changes)

@@ -1,0 +1,296 @@
+"""The student: a teacher's copy that reaches its equilibrium in a few evaluations.
+
+Shapes: B samples; a state is as the teacher's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cdeq.consistency.boundary import out_coefficient
+from cdeq.consistency.calibrate import calibrate
+from cdeq.consistency.certify import CertifiedSolution, certified_solve
+from cdeq.consistency.clock import inference_fraction, solver_time
+from cdeq.consistency.features import TimeHead, feature_axis_of
+from cdeq.consistency.history import AndersonHistory, Evaluation, GRUHistory, MLPHistory, NoHistory
+from cdeq.consistency.recipes import Recipe
+from cdeq.consistency.saving import load_student, save_student
+from cdeq.consistency.start import PointwiseStart
+from cdeq.consistency.weights import Deltas, mix_contexts, mix_weights
+from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
+from cdeq.equilibrium.states import State, map_state, tensors_of
+
+NEGLIGIBLE_STRENGTH = 1e-6
+"""Below this share of the student's change a step is the teacher's own."""
+
+
+class Moment(NamedTuple):
+    """A point on the student's clock: solver time t, and c_out(t), the student's share there."""
+
+    time: float
+    strength: float | Tensor
+
+
+class Prepared(NamedTuple):
+    """All that the steps on one input share: contexts under theta and theta + delta, and the weights."""
+
+    base: Context
+    changed: Context
+    theta: list[Tensor]
+    delta: list[Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What of a teacher's shapes a student is built on, so that it can be rebuilt without an example."""
+
+    features: tuple[int, ...]
+    axes: tuple[int, ...]
+    weights: tuple[str, ...]
+    """Names of the teacher's weights that take part in a step, and so are changed."""
+
+
+class _Methods(nn.Module):
+    """The teacher's methods behind one forward, as `functional_call` needs it."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.model, method)(*arguments)
+
+
+class Student(nn.Module):
+    """g_phi: maps a state at solver time t towards the equilibrium, one evaluation of f a step.
+
+    Made by `cdeq.distill`, or `Student.load`. The teacher inside is a frozen copy.
+    """
+
+    def __init__(
+        self, teacher: nn.Module, recipe: Recipe, form: Form, start_network: nn.Module | None
+    ):
+        super().__init__()
+        check_contract(teacher)
+        self.recipe, self.form = recipe, form
+        self.methods = _Methods(teacher.requires_grad_(False).eval())
+        weights = dict(teacher.named_parameters())
+        self.deltas = Deltas(
+            {name: weights[name].detach() for name in form.weights},
+            rank=recipe.rank if recipe.delta == "low_rank" else None,
+        )
+        self.time_heads = (
+            nn.ModuleList(TimeHead(f, a) for f, a in zip(form.features, form.axes, strict=True))
+            if recipe.boundary == "state"
+            else None
+        )
+        self.history = {
+            "anderson": lambda: AndersonHistory(recipe.mixing, self.batched),
+            "mlp": lambda: MLPHistory(form.features, form.axes),
+            "gru": lambda: GRUHistory(form.features, form.axes),
+            "none": NoHistory,
+        }[recipe.history]()
+        self.start_network = start_network
+        self.rates: nn.Parameter | None = None
+        if recipe.schedule == "learned":
+            decay = torch.full((recipe.depth,), recipe.decay)
+            self.rates = nn.Parameter(torch.logit(decay))
+        self.calibrated: tuple[float, ...] = ()
+        self.plan: dict[float, int] = {}
+        self.to(next(iter(weights.values())).device)
+
+    @classmethod
+    def for_example(
+        cls, teacher: nn.Module, recipe: Recipe, x: Input, start_network: nn.Module | None = None
+    ) -> Student:
+        """An untrained student of (a frozen copy of) `teacher`, its shapes read off one input."""
+        check_contract(teacher)
+        if not isinstance(teacher, nn.Module) or not any(True for _ in teacher.parameters()):
+            raise TypeError(
+                "a teacher must be an nn.Module with parameters, which the student's changes are made of; "
+                "wrap plain functions with cdeq.from_functions and pass it your modules"
+            )
+        teacher = copy.deepcopy(teacher)
+        with torch.no_grad():
+            context = teacher.inject(x)  # type: ignore[operator]
+            z0 = teacher.start(context)  # type: ignore[operator]
+        axes = [feature_axis_of(z, recipe.feature_axis) for z in tensors_of(z0)]
+        features = [z.shape[a] for z, a in zip(tensors_of(z0), axes, strict=True)]
+        if recipe.start == "zero":
+            start_network = None
+        elif start_network is None:
+            offered = getattr(teacher, "start_network", None)
+            start_network = offered() if offered else PointwiseStart.matching(context, z0, axes)
+        names = tuple(name for name, p in teacher.named_parameters() if p.is_floating_point())
+        form = Form(features=tuple(features), axes=tuple(axes), weights=names)
+        probe = cls(teacher, recipe, form, start_network)
+        form = Form(features=form.features, axes=form.axes, weights=probe._weights_in_use(x, z0))
+        return cls(teacher, recipe, form, start_network)
+
+    def _weights_in_use(self, x: Input, z: State) -> tuple[str, ...]:
+        """The weights that a step depends on; the readout's stay the teacher's."""
+        with torch.enable_grad():
+            prepared = self.prepare(x)
+            delta = [d.detach().requires_grad_() for d in prepared.delta]
+            weights = mix_weights(self.deltas.names, prepared.theta, delta, 1.0)
+            prepared = prepared._replace(delta=delta, changed=self._call("inject", weights, x))
+            out = sum(
+                t.float().sum() for t in tensors_of(self.evaluate(z, self.moment(0), prepared))
+            )
+            assert isinstance(out, Tensor)
+            found = torch.autograd.grad(out, delta, allow_unused=True) if out.requires_grad else []
+        names = tuple(n for n, g in zip(self.deltas.names, found, strict=False) if g is not None)
+        if not names:
+            raise ValueError(
+                "no weight of the teacher takes part in its step: there is nothing to distil"
+            )
+        return names
+
+    @property
+    def teacher(self) -> EquilibriumModel:
+        return self.methods.model  # type: ignore[return-value]
+
+    @property
+    def batched(self) -> bool:
+        return is_batched(self.teacher)
+
+    def train(self, mode: bool = True) -> Student:
+        """As usual, but the teacher inside stays in evaluation mode."""
+        super().train(mode)
+        self.methods.eval()
+        return self
+
+    def _call(self, method: str, weights: dict[str, Tensor], *arguments: Any) -> Any:
+        if not weights:
+            return self.methods(method, *arguments)
+        named = {f"model.{name}": weight for name, weight in weights.items()}
+        return functional_call(self.methods, named, (method, *arguments))
+
+    # The clock.
+
+    def moment_at(self, fraction: float) -> Moment:
+        """The moment at a fraction of solver time."""
+        r = self.recipe
+        t = solver_time(fraction, r.eps, r.end)
+        strength = out_coefficient(t, gamma=r.gamma, eps=r.eps, end=r.end)
+        return Moment(t, strength if strength >= NEGLIGIBLE_STRENGTH else 0.0)
+
+    def moment(self, j: int) -> Moment:
+        """The moment of inference step j = 0, 1, ...: calibrated, learned, or 1 - decay^j."""
+        known = len(self.calibrated)
+        if known:
+            rest = 1.0 - self.calibrated[min(j, known - 1)]
+            return self.moment_at(1.0 - rest * self.recipe.decay ** max(j - known + 1, 0))
+        if self.rates is None:
+            return self.moment_at(inference_fraction(j, self.recipe.decay))
+        rates = torch.sigmoid(self.rates)
+        strength = rates[: min(j, len(rates))].prod() * rates[-1] ** max(j - len(rates), 0)
+        if not torch.is_grad_enabled():
+            value = float(strength)
+            return (
+                self.moment_at(1.0 - value ** (1 / self.recipe.gamma)) if j else self.moment_at(0.0)
+            )
+        return Moment(
+            solver_time(1.0 - float(strength.detach()), self.recipe.eps, self.recipe.end), strength
+        )
+
+    # Steps.
+
+    def prepare(self, x: Input) -> Prepared:
+        """Contexts and weights for the input, computed once."""
+        weights = dict(self.methods.model.named_parameters())
+        theta: list[Tensor] = [weights[name] for name in self.deltas.names]
+        delta = self.deltas()
+        base = self.teacher.inject(x)
+        changed = self._call("inject", mix_weights(self.deltas.names, theta, delta, 1.0), x)
+        return Prepared(base, changed, theta, delta)
+
+    def begin(self, prepared: Prepared) -> State:
+        """z_0: the teacher's own start, or the learned one."""
+        if self.start_network is None:
+            return self.teacher.start(prepared.base)
+        return self.start_network(prepared.base)
+
+    def evaluate(self, z: State, moment: Moment, prepared: Prepared) -> State:
+        """h(z, t): the one evaluation of f that a step costs."""
+        if self.time_heads is None:
+            weights = mix_weights(
+                self.deltas.names, prepared.theta, prepared.delta, moment.strength
+            )
+            context = mix_contexts(prepared.base, prepared.changed, moment.strength)
+            return self._call("step", weights, z, context)
+        weights = mix_weights(self.deltas.names, prepared.theta, prepared.delta, 1.0)
+        heads = iter(self.time_heads)
+        f = self._call("step", weights, z, prepared.changed)
+        return map_state(lambda part: next(heads)(part, moment.time), f)
+
+    def combine(self, evaluations: list[Evaluation], moment: Moment) -> State:
+        """g: the next state from the last evaluations, the newest last (paper, Eqs. 7 and 10)."""
+        predicted = self.history(evaluations)
+        if self.recipe.boundary == "weights":
+            return predicted
+        c_out = moment.strength
+        return map_state(lambda z, p: z + c_out * (p - z), evaluations[-1][0], predicted)
+
+    def advance(
+        self, z: State, moment: Moment, evaluations: list[Evaluation], prepared: Prepared
+    ) -> tuple[State, list[Evaluation]]:
+        """One step: the next state, and the evaluations to remember for the one after it."""
+        h = self.evaluate(z, moment, prepared)
+        keep = 0 if self.recipe.history == "none" else self.recipe.window
+        evaluations = [*evaluations[-keep:], (z, h)] if keep else [(z, h)]
+        return self.combine(evaluations, moment), evaluations
+
+    def rollout(self, prepared: Prepared, steps: int) -> Iterator[State]:
+        """z_0, z_1, ..., z_steps (paper, Algorithm 1); z_j has cost j evaluations."""
+        z = self.begin(prepared)
+        yield z
+        evaluations: list[Evaluation] = []
+        for j in range(steps):
+            z, evaluations = self.advance(z, self.moment(j), evaluations, prepared)
+            yield z
+
+    # Use.
+
+    def forward(self, x: Input, steps: int = 2) -> Tensor:
+        """The output after `steps` evaluations of f."""
+        if steps < 0:
+            raise ValueError(f"steps must not be negative, not {steps}")
+        prepared = self.prepare(x)
+        *_, z = self.rollout(prepared, steps)
+        return self.teacher.readout(z, prepared.base)
+
+    def trajectory(self, x: Input, steps: int) -> list[State]:
+        """The states z_0 ... z_steps."""
+        return list(self.rollout(self.prepare(x), steps))
+
+    def solve(self, x: Input, tol: float = 1e-3, max_steps: int = 50) -> CertifiedSolution:
+        """As many evaluations as the tolerance takes, certified; see `cdeq.consistency.certify`."""
+        return certified_solve(self, x, tol=tol, max_steps=max_steps)
+
+    def calibrate(
+        self, loader: Iterable[Any], steps: int = 8, max_batches: int | None = None
+    ) -> tuple[float, ...]:
+        """Choose the clock of the first steps on held-out data; see `cdeq.consistency.calibrate`."""
+        return calibrate(self, loader, steps=steps, max_batches=max_batches)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The student's own weights, without the teacher's."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def save(self, folder: str | Path) -> None:
+        """Write the student and its teacher as a folder of config.json and safetensors."""
+        save_student(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path, teacher: nn.Module | type | None = None) -> Student:
+        """Read a saved student; `teacher`: its class, or an instance to fill, where the folder cannot tell."""
+        return load_student(cls, Path(folder), teacher)

@@ -1,0 +1,92 @@
+"""The student's weights: theta + c delta, and a context mixed with the same c."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdeq.equilibrium.contract import Context
+
+
+class FullDelta(nn.Module):
+    """A change of one weight, as large as the weight itself. Starts at zero."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.change = nn.Parameter(torch.zeros_like(weight))
+
+    def forward(self) -> Tensor:
+        return self.change
+
+
+class LowRankDelta(nn.Module):
+    """A change of rank r: left (out, r) times right (r, rest), in the shape of the weight. Starts at zero."""
+
+    def __init__(self, weight: Tensor, rank: int):
+        super().__init__()
+        rows, columns = weight.shape[0], weight[0].numel()
+        self.shape = weight.shape
+        self.left = nn.Parameter(weight.new_zeros(rows, rank))
+        self.right = nn.Parameter(torch.randn_like(weight.new_empty(rank, columns)) / columns**0.5)
+
+    def forward(self) -> Tensor:
+        return (self.left @ self.right).reshape(self.shape)
+
+
+class Deltas(nn.Module):
+    """The changes of a teacher's weights, by the weights' names."""
+
+    def __init__(self, weights: dict[str, Tensor], rank: int | None):
+        super().__init__()
+        self.names = list(weights)
+        self.changes = nn.ModuleList(
+            LowRankDelta(w, rank)
+            if rank is not None and w.ndim >= 2 and rank < min(w.shape[0], w[0].numel())
+            else FullDelta(w)
+            for w in weights.values()
+        )
+
+    def forward(self) -> list[Tensor]:
+        return [change() for change in self.changes]
+
+
+def mix_weights(
+    names: list[str], theta: list[Tensor], delta: list[Tensor], c: float | Tensor
+) -> dict[str, Tensor]:
+    """theta + c delta by name; nothing at c = 0, where the teacher's own weights serve."""
+    if isinstance(c, Tensor):
+        mixed = [t + c.to(t.dtype) * d for t, d in zip(theta, delta, strict=True)]
+    elif c == 0.0:
+        return {}
+    else:
+        mixed = list(torch._foreach_add(theta, delta, alpha=c))
+    return dict(zip(names, mixed, strict=True))
+
+
+def mix_contexts(teacher: Context, student: Context, c: float | Tensor) -> Context:
+    """teacher + c (student - teacher), leaf by leaf.
+
+    What both share, what is not a dense floating tensor and what has no known structure (a captured
+    function, say) stays the teacher's.
+    """
+    if teacher is student:
+        return teacher
+    if isinstance(teacher, Tensor):
+        if teacher.layout != torch.strided or not teacher.is_floating_point():
+            return teacher
+        return torch.lerp(teacher, student, c if isinstance(c, float) else c.to(teacher.dtype))
+    if isinstance(teacher, dict):
+        return {key: mix_contexts(value, student[key], c) for key, value in teacher.items()}
+    if isinstance(teacher, list | tuple):
+        parts: list[Any] = [mix_contexts(a, b, c) for a, b in zip(teacher, student, strict=True)]
+        return type(teacher)(*parts) if hasattr(teacher, "_fields") else type(teacher)(parts)
+    if dataclasses.is_dataclass(teacher) and not isinstance(teacher, type):
+        changes = {
+            f.name: mix_contexts(getattr(teacher, f.name), getattr(student, f.name), c)
+            for f in dataclasses.fields(teacher)
+        }
+        return dataclasses.replace(teacher, **changes)
+    return teacher

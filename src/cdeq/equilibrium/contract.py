@@ -1,0 +1,104 @@
+"""The four-method contract: all that cdeq assumes of an equilibrium model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from cdeq.equilibrium.states import State, map_state
+
+Context = Any
+Input = Any
+
+
+@runtime_checkable
+class EquilibriumModel(Protocol):
+    """A model whose output is read off the equilibrium z = step(z, context).
+
+    Two attributes are optional. `batched` (default True) says whether states have a batch axis, first
+    in every tensor; a graph is one sample and sets it to False. `start_network()` may offer a small
+    module `(context) -> state` that a student can learn to start from.
+    """
+
+    def inject(self, x: Input) -> Context:
+        """All that the map needs of the input, computed once."""
+
+    def start(self, context: Context) -> State:
+        """The fixed initial state, usually zeros."""
+
+    def step(self, z: State, context: Context) -> State:
+        """One evaluation of the equilibrium map f."""
+
+    def readout(self, z: State, context: Context) -> Tensor:
+        """The output at a state."""
+
+
+def is_batched(model: EquilibriumModel) -> bool:
+    """Whether the model's states have a batch axis."""
+    return bool(getattr(model, "batched", True))
+
+
+def check_contract(model: object) -> EquilibriumModel:
+    """The model itself; refuses, by name, an object that lacks one of the four methods."""
+    missing = [
+        m for m in ("inject", "start", "step", "readout") if not callable(getattr(model, m, None))
+    ]
+    if missing:
+        raise TypeError(
+            f"{type(model).__name__} is not an equilibrium model: it has no {', '.join(missing)}. "
+            "Write these methods, or wrap plain functions with cdeq.from_functions."
+        )
+    return model  # type: ignore[return-value]
+
+
+class FunctionModel(nn.Module):
+    """An equilibrium model from plain functions or modules; see `from_functions`."""
+
+    def __init__(
+        self,
+        step: Callable[[State, Context], State],
+        start: Callable[[Context], State] | None,
+        inject: Callable[[Input], Context] | None,
+        readout: Callable[[State], Tensor] | None,
+        batched: bool,
+    ):
+        super().__init__()
+        self.batched = batched
+        # Assigning a module here also registers its parameters.
+        self.step_function = step
+        self.start_function = start
+        self.inject_function = inject
+        self.readout_function = readout
+
+    def inject(self, x: Input) -> Context:
+        return x if self.inject_function is None else self.inject_function(x)
+
+    def start(self, context: Context) -> State:
+        if self.start_function is not None:
+            return self.start_function(context)
+        return map_state(torch.zeros_like, context)
+
+    def step(self, z: State, context: Context) -> State:
+        return self.step_function(z, context)
+
+    def readout(self, z: State, context: Context) -> Tensor:
+        return z if self.readout_function is None else self.readout_function(z)  # type: ignore[return-value]
+
+
+def from_functions(
+    step: Callable[[State, Context], State],
+    *,
+    start: Callable[[Context], State] | None = None,
+    inject: Callable[[Input], Context] | None = None,
+    readout: Callable[[State], Tensor] | None = None,
+    batched: bool = True,
+) -> FunctionModel:
+    """An equilibrium model from plain functions or modules.
+
+    Modules passed here are registered, so that their weights are distilled; plain functions that close
+    over a module hide its weights. Without `start` the context itself gives the shape of a zero state.
+    """
+    return FunctionModel(step, start, inject, readout, batched)

@@ -1,0 +1,113 @@
+"""The three demo tasks: embedded data, a small teacher that is well trained in about a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cdeq.data.embedded import Examples, digits_graph, digits_images, pydoc_text, text_windows
+from cdeq.experiments.metrics import accuracy, perplexity
+from cdeq.experiments.task import Batch, DistillPlan, Task
+from cdeq.models.graph.ignn import IGNN
+from cdeq.models.text.transformer import TransformerDEQ
+from cdeq.models.vision.conv import ConvDEQ
+from cdeq.training.loop import FitConfig
+from cdeq.training.task_loss import IGNORED
+from cdeq.training.teach import TeachConfig
+
+
+def _draws(examples: Examples, batch: int, seed: int) -> Callable[[int], Batch]:
+    """Random training batches, each a function of the update's number alone."""
+
+    def draw(update: int) -> Batch:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+        chosen = torch.randint(len(examples.y), (batch,), generator=generator)
+        return examples.x[chosen], examples.y[chosen]
+
+    return draw
+
+
+def _batches(examples: Examples, batch: int) -> list[Batch]:
+    """All examples once, in order, the last batch maybe smaller."""
+    return list(zip(examples.x.split(batch), examples.y.split(batch), strict=True))
+
+
+def images(seed: int = 0) -> Task:
+    """Handwritten digits, a convolutional DEQ."""
+    splits = digits_images(seed)
+    return Task(
+        name="images",
+        dataset="digits (images)",
+        build=lambda: ConvDEQ(channels=32),
+        teach=TeachConfig(
+            fit=FitConfig(updates=400, learning_rate=3e-3, warmup=20), penalty=1.0, seed=seed
+        ),
+        teaching=_draws(splits.train, 128, seed),
+        distilling=_batches(splits.train, 128)[:-1],
+        valid=_batches(splits.valid, 128),
+        test=_batches(splits.test, 128),
+        metric=accuracy(),
+        plans={
+            "paper": DistillPlan(fit=FitConfig(updates=400, learning_rate=1e-3)),
+            "anchored": DistillPlan(fit=FitConfig(updates=400, learning_rate=2e-3)),
+        },
+    )
+
+
+def text(seed: int = 0) -> Task:
+    """The prose of Python's manual, character by character, an equilibrium transformer."""
+    prose = pydoc_text()
+    length, batch = 64, 32
+    train = text_windows(prose.train, length)
+    kept = torch.randperm(len(train.y), generator=torch.Generator().manual_seed(seed))[: 24 * batch]
+    return Task(
+        name="text",
+        dataset="Python manual (text)",
+        build=lambda: TransformerDEQ(vocabulary=prose.vocabulary, length=length),
+        teach=TeachConfig(
+            fit=FitConfig(updates=400, learning_rate=3e-3, warmup=20), penalty=1.0, seed=seed
+        ),
+        teaching=_draws(train, batch, seed),
+        distilling=_batches(Examples(train.x[kept], train.y[kept]), batch),
+        valid=_batches(text_windows(prose.valid, length), batch)[:4],
+        test=_batches(text_windows(prose.test, length), batch)[:12],
+        metric=perplexity(),
+        plans={
+            "paper": DistillPlan(fit=FitConfig(updates=300, learning_rate=1e-3)),
+            "anchored": DistillPlan(fit=FitConfig(updates=300, learning_rate=1e-3)),
+        },
+    )
+
+
+def graph(seed: int = 0) -> Task:
+    """The digits as a nearest-neighbour graph, an implicit graph network."""
+    nodes = digits_graph(seed)
+
+    def labels(mask: Tensor) -> Tensor:
+        return torch.where(mask, nodes.labels, IGNORED)
+
+    def batch(mask: Tensor) -> Batch:
+        return nodes.graph, labels(mask)
+
+    return Task(
+        name="graph",
+        dataset="digits (graph)",
+        build=lambda: IGNN(features=64),
+        teach=TeachConfig(fit=FitConfig(updates=300, learning_rate=1e-2), seed=seed),
+        teaching=lambda update: batch(nodes.train),
+        distilling=[batch(nodes.train)],
+        valid=[batch(nodes.valid)],
+        test=[batch(nodes.test)],
+        metric=accuracy(),
+        plans={
+            "paper": DistillPlan(fit=FitConfig(updates=300, learning_rate=1e-3)),
+            "anchored": DistillPlan(
+                fit=FitConfig(updates=300, learning_rate=1e-3), changes={"decay": 0.4}
+            ),
+        },
+    )
+
+
+DEMO_TASKS: dict[str, Callable[[int], Task]] = {"images": images, "text": text, "graph": graph}

@@ -1,0 +1,51 @@
+"""How a model's outputs are scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from cdeq.training.task_loss import IGNORED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A score summed over batches: `part(output, labels)` gives a sum and a count, `whole` their score."""
+
+    name: str
+    higher_is_better: bool
+    part: Callable[[Tensor, Tensor], tuple[float, int]]
+    whole: Callable[[float, int], float]
+
+    def score(self, parts: list[tuple[float, int]]) -> float:
+        return self.whole(sum(p for p, _ in parts), sum(n for _, n in parts))
+
+
+def _correct(output: Tensor, labels: Tensor) -> tuple[float, int]:
+    counts = labels != IGNORED
+    return float(((output.argmax(-1) == labels) & counts).sum()), int(counts.sum())
+
+
+def _log_loss(output: Tensor, labels: Tensor) -> tuple[float, int]:
+    logits, flat = output.reshape(-1, output.shape[-1]).float(), labels.reshape(-1)
+    loss = functional.cross_entropy(logits, flat, reduction="sum", ignore_index=IGNORED)
+    return float(loss), int((flat != IGNORED).sum())
+
+
+def accuracy() -> Metric:
+    """Fraction of labels that the largest logit names."""
+    return Metric(name="accuracy", higher_is_better=True, part=_correct, whole=lambda s, n: s / n)
+
+
+def perplexity() -> Metric:
+    """exp of the mean negative log-likelihood."""
+    return Metric(
+        name="perplexity",
+        higher_is_better=False,
+        part=_log_loss,
+        whole=lambda s, n: math.exp(min(s / n, 700.0)),
+    )

@@ -1,0 +1,32 @@
+"""Sparse times dense on CSR, differentiable in the dense operand only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def sparse_product(matrix: Tensor, x: Tensor, transpose: Tensor | None = None) -> Tensor:
+    """matrix (M, N), CSR, times x (N, D).
+
+    `transpose` is matrix^T, also CSR, which the caller computes once; without it the matrix is
+    taken to be symmetric, its own transpose. The matrix itself gets no gradient.
+    """
+    return _SparseProduct.apply(matrix, matrix if transpose is None else transpose, x)
+
+
+class _SparseProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, transpose: Tensor, x: Tensor) -> Tensor:
+        ctx.matrix, ctx.transpose = matrix, transpose
+        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+            # The reduction kernel: twice as fast as `@`, seven times as fast as without.
+            return torch.sparse.mm(matrix, x.contiguous(), "sum")
+        return matrix @ x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor]:
+        # Through the Function again, so that gradients of gradients exist.
+        return None, None, sparse_product(ctx.transpose, gradients[0], ctx.matrix)

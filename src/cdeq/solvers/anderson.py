@@ -1,0 +1,91 @@
+"""Anderson acceleration (paper, Algorithm 3), also known as Anderson mixing or Pulay's DIIS.
+
+Shapes: B samples, D numbers a sample, n = min(k, m) + 1 states remembered.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cdeq.equilibrium.states import norm_dtype, subtract
+from cdeq.solvers.loop import check_mixing
+
+
+def anderson_weights(gram: Tensor, ridge: float) -> Tensor:
+    """alpha (B, n) minimising |sum_i alpha_i r_i|^2 with sum_i alpha_i = 1, from the Gram matrix (B, n, n).
+
+    The ridge adds `ridge * |r_i|^2 alpha_i^2`: relative to the residuals, so that it neither drowns the
+    small residuals near the equilibrium nor vanishes beside the large ones far from it. Where even so
+    the matrix is singular, alpha_i ~ 1 / |r_i|^2, the limit of a large ridge.
+    """
+    gram = gram.to(torch.float64, copy=True)
+    squares = gram.diagonal(dim1=1, dim2=2)
+    squares.mul_(1 + ridge).clamp_min_(1e-280)  # a residual may be zero
+    # Cholesky loses nothing to residuals of different sizes, and reports failure without raising.
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    alpha = torch.cholesky_solve(torch.ones_like(squares)[:, :, None], factor).squeeze(2)
+    if bool(failed.any()):
+        alpha = torch.where(failed[:, None] == 0, alpha, 1 / squares)
+    return alpha / alpha.sum(dim=1, keepdim=True)
+
+
+@dataclass
+class _Memory:
+    """Ring buffers of residuals and images, (B, m+1, D), and the residuals' Gram matrix."""
+
+    residuals: Tensor
+    images: Tensor
+    gram: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anderson:
+    """z_{k+1} = sum_i alpha_i (beta f(z_i) + (1 - beta) z_i) over the last `window` + 1 states.
+
+    `window` is the paper's m, `mixing` its beta, `ridge` the regularisation relative to the Gram matrix,
+    where it is at least the rounding error of that matrix.
+    """
+
+    window: int = 5
+    mixing: float = 1.0
+    ridge: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"Anderson's window must be at least 1, not {self.window}")
+        if not 0 <= self.ridge < math.inf:
+            raise ValueError(f"Anderson's ridge must be finite and not negative, not {self.ridge}")
+        check_mixing(self.mixing)
+
+    def init(self, z: Tensor) -> _Memory:
+        batch, dim = z.shape
+        slots, dtype = self.window + 1, norm_dtype(z.dtype)
+        return _Memory(
+            residuals=z.new_empty(batch, slots, dim, dtype=dtype),
+            images=z.new_empty(batch, slots, dim, dtype=dtype),
+            gram=z.new_empty(batch, slots, slots, dtype=torch.float64),
+        )
+
+    def update(self, k: int, z: Tensor, fz: Tensor, memory: _Memory) -> tuple[Tensor, _Memory]:
+        slot, n = k % (self.window + 1), min(k, self.window) + 1
+        residual, image = memory.residuals[:, slot], memory.images[:, slot]
+        if residual.dtype == z.dtype:
+            torch.sub(fz, z, out=residual)
+        else:
+            residual.copy_(subtract(fz, z))
+        image.copy_(fz)
+        if self.mixing != 1.0:
+            image.sub_(residual, alpha=1 - self.mixing)
+        # Only the new residual's row is new: n products instead of n^2. As a row times a matrix it is
+        # many times faster on CPU than as a matrix times a column.
+        row = torch.bmm(residual[:, None], memory.residuals[:, :n].mT).squeeze(1)
+        memory.gram[:, slot, :n] = row
+        memory.gram[:, :n, slot] = row
+        ridge = max(self.ridge, 4 * torch.finfo(row.dtype).eps)
+        alpha = anderson_weights(memory.gram[:, :n, :n], ridge).to(row.dtype)
+        mixed = torch.bmm(alpha[:, None], memory.images[:, :n]).squeeze(1)
+        return mixed.to(z.dtype), memory

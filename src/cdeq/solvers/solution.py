@@ -1,0 +1,30 @@
+"""What a solve returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cdeq.equilibrium.states import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """The outcome of a solve, sample by sample.
+
+    `state`: a converged sample's state is the one whose residual met the tolerance. When the budget runs
+        out it is the newest state, or the best one measured if the residual was no longer falling.
+    `residual` (B,): |f(z) - z| / |z| of `state` where `measured`; of the state before it elsewhere (the
+        newest state of an exhausted budget has cost its last evaluation and was never measured).
+    `steps` (B,): evaluations of f until the sample stopped. `evaluations`: calls of f on the whole batch.
+    `history` (evaluations, B): the residual of z_0, z_1, ...; a stopped sample repeats its last value.
+    """
+
+    state: State
+    converged: Tensor
+    measured: Tensor
+    residual: Tensor
+    steps: Tensor
+    evaluations: int
+    history: Tensor

@@ -1,0 +1,110 @@
+"""The one training loop: teachers and students alike, resumable to the bit, alone or under torchrun."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cdeq.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from cdeq.training.log import JsonLines, Progress
+from cdeq.training.parallel import is_main_process, mean_over_processes, replicate
+
+Objective = nn.Module
+"""forward(batch, update) -> (loss, metrics): a scalar to minimise and scalars to show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """How long and how fast to train. Adam, linear warm-up, cosine decay to `final_fraction` of the rate."""
+
+    updates: int
+    learning_rate: float = 1e-3
+    warmup: int = 0
+    final_fraction: float = 0.05
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    checkpoint_every: int = 100
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.updates < 1:
+            raise ValueError(f"updates must be at least 1, not {self.updates}")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
+
+    def rate(self, update: int) -> float:
+        """The learning rate of an update: a function of its number alone, so nothing need be saved."""
+        if update < self.warmup:
+            return self.learning_rate * (update + 1) / self.warmup
+        done = (update - self.warmup) / max(self.updates - self.warmup, 1)
+        low = self.final_fraction
+        return self.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def fit(
+    objective: Objective,
+    batch_at: Callable[[int], Any],
+    config: FitConfig,
+    *,
+    folder: Path | None = None,
+    identity: dict[str, Any] | None = None,
+    after_update: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Minimise the objective over `config.updates` updates.
+
+    `batch_at(update)` must depend on the number alone; then a run that was cut short goes on from its last
+    checkpoint in `folder` as if nothing had happened. `identity` says what the run is of: a checkpoint of
+    another run is refused. `after_update(update)` comes after each step of the optimizer (an EMA, a projection).
+    """
+    weights = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(
+        weights.values(), lr=config.learning_rate, weight_decay=config.weight_decay
+    )
+    first, log = 0, None
+    if folder is not None:
+        saved = read_checkpoint(folder, identity or {})
+        if saved is not None:
+            first = saved.update
+            saved.restore(objective, weights, optimizer)
+        if is_main_process():
+            log = JsonLines(folder / "log.jsonl", keep_below=first)
+    model = replicate(objective)
+    began = time.perf_counter()
+    for update in range(first, config.updates):
+        for group in optimizer.param_groups:
+            group["lr"] = config.rate(update)
+        loss, metrics = model(batch_at(update), update)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        size = nn.utils.clip_grad_norm_(weights.values(), config.clip or math.inf)
+        if not bool(torch.isfinite(size)):
+            raise FloatingPointError(
+                f"the gradient is not finite at update {update}; lower the learning rate"
+            )
+        optimizer.step()
+        if after_update is not None:
+            after_update(update)
+
+        done = update + 1
+        if done % config.log_every == 0 or done == config.updates or done == 1:
+            shown = mean_over_processes({"loss": loss.detach(), **metrics})
+            if log is not None:
+                log.write({"update": update, **shown, "seconds": time.perf_counter() - began})
+            if progress is not None and is_main_process():
+                progress(done, config.updates, shown)
+        if (
+            folder is not None
+            and is_main_process()
+            and (done % config.checkpoint_every == 0 or done == config.updates)
+        ):
+            write_checkpoint(
+                folder, Checkpoint.of(objective, weights, optimizer, done), identity or {}
+            )

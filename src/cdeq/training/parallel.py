@@ -1,0 +1,65 @@
+"""Data-parallel training under torchrun: nothing here is needed by a single process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def process_rank() -> tuple[int, int]:
+    """(rank, number of processes); (0, 1) outside a process group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def is_main_process() -> bool:
+    return process_rank()[0] == 0
+
+
+def wait_for_all() -> None:
+    """Every process waits here for the others."""
+    if process_rank()[1] > 1:
+        dist.barrier()
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """The process group that torchrun set up, if it did: gloo on CPU, nccl on GPUs."""
+    if "RANK" not in os.environ or dist.is_initialized():
+        yield
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def replicate(objective: nn.Module) -> nn.Module:
+    """The objective with gradients averaged over the processes; itself if there is one."""
+    if process_rank()[1] == 1:
+        return objective
+    # Some weights (a history module's, say) take part in only some of the updates.
+    return DistributedDataParallel(objective, broadcast_buffers=False, find_unused_parameters=True)
+
+
+def mean_over_processes(metrics: dict[str, Tensor | float]) -> dict[str, float]:
+    """Scalars averaged over the processes."""
+    values = torch.stack([torch.as_tensor(v, dtype=torch.float64).cpu() for v in metrics.values()])
+    world = process_rank()[1]
+    if world > 1:
+        if dist.get_backend() == "nccl":
+            values = values.cuda()
+        dist.all_reduce(values)
+        values = values / world
+    return dict(zip(metrics, values.tolist(), strict=True))

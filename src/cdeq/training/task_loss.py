@@ -1,0 +1,21 @@
+"""The loss of a task: what labels say about an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+TaskLoss = Callable[[Tensor, Tensor], Tensor]
+"""(output, labels) -> scalar, averaged over the samples."""
+
+IGNORED = -100
+"""The label of what does not count: a node outside the training split, a padded token."""
+
+
+def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of logits (..., C) with labels (...)."""
+    return functional.cross_entropy(
+        output.reshape(-1, output.shape[-1]), labels.reshape(-1), ignore_index=IGNORED
+    )

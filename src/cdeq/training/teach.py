@@ -1,0 +1,101 @@
+"""Training a teacher: a DEQ whose equilibrium, not its tenth step, gives the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdeq.equilibrium.contract import EquilibriumModel, check_contract
+from cdeq.gradients import Gradient, Phantom, Unrolled, equilibrium, jacobian_penalty
+from cdeq.solvers import Anderson, Solver
+from cdeq.training.log import Progress
+from cdeq.training.loop import FitConfig, fit
+from cdeq.training.task_loss import TaskLoss, cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachConfig:
+    """How a teacher is trained.
+
+    `depths`: the solver's budget is drawn anew for each update from this range, so that the model is not made
+        for one depth. `penalty`: weight of the Jacobian penalty, which keeps the map a contraction.
+    `pretrain`: this many first updates are shallow, `pretrain_depth` unrolled steps.
+    """
+
+    fit: FitConfig
+    solver: Solver = field(default_factory=Anderson)
+    gradient: Gradient = field(default_factory=Phantom)
+    tol: float = 1e-3
+    depths: tuple[int, int] = (15, 30)
+    penalty: float = 0.0
+    pretrain: int = 0
+    pretrain_depth: int = 4
+    seed: int = 0
+
+
+class TeachingObjective(nn.Module):
+    """Task loss at the equilibrium, plus the Jacobian penalty there."""
+
+    def __init__(self, model: nn.Module, config: TeachConfig, task_loss: TaskLoss):
+        super().__init__()
+        self.model, self.config, self.task_loss = model, config, task_loss
+
+    def forward(self, batch: tuple[Any, Tensor], update: int) -> tuple[Tensor, dict[str, Tensor]]:
+        (x, y), config = batch, self.config
+        model: EquilibriumModel = self.model  # type: ignore[assignment]
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + update)
+        low, high = config.depths
+        depth = int(torch.randint(low, high + 1, (), generator=generator))
+        shallow = update < config.pretrain
+        context = model.inject(x)
+        solution = equilibrium(
+            model,
+            context,
+            solver=config.solver,
+            gradient=Unrolled(steps=config.pretrain_depth) if shallow else config.gradient,
+            tol=config.tol,
+            max_steps=depth,
+        )
+        loss = self.task_loss(model.readout(solution.state, context), y)
+        metrics = {"task": loss.detach(), "residual": solution.residual.mean()}
+        if config.penalty > 0 and not shallow:
+            penalty = jacobian_penalty(
+                lambda z: model.step(z, context), solution.state, generator=generator
+            )
+            loss = loss + config.penalty * penalty
+            metrics["penalty"] = penalty.detach()
+        return loss, metrics
+
+
+def teach(
+    model: nn.Module,
+    batch_at: Callable[[int], tuple[Any, Tensor]],
+    config: TeachConfig,
+    *,
+    task_loss: TaskLoss = cross_entropy,
+    folder: Path | None = None,
+    identity: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Train `model` in place; `batch_at(update)` gives (x, y). Resumes from `folder` as `fit` does.
+
+    A model that offers `project()` is projected back onto its well-posed set after each update.
+    """
+    check_contract(model)
+    project = getattr(model, "project", None)
+    model.train()
+    fit(
+        TeachingObjective(model, config, task_loss),
+        batch_at,
+        config.fit,
+        folder=folder,
+        identity=identity,
+        after_update=None if project is None else lambda update: project(),
+        progress=progress,
+    )
+    model.eval()

@@ -1,0 +1,230 @@
+"""Recording: run a teacher's solver over a loader once, and keep what it passes through."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from cdeq.equilibrium.contract import EquilibriumModel, check_contract, is_batched
+from cdeq.files import atomic_write_bytes, remove_leftovers
+from cdeq.solvers.anderson import Anderson
+from cdeq.solvers.loop import Solver
+from cdeq.trajectories.capture import CAPTURES, Settings
+from cdeq.trajectories.fingerprint import BatchDigest, solver_fingerprint, teacher_fingerprint
+from cdeq.trajectories.manifest import MANIFEST, Manifest, Shard, require_same_data, shard_name
+from cdeq.trajectories.nesting import flatten_batch, map_nest, split_batch
+from cdeq.trajectories.store import DTYPES, TrajectoryStore, batch_key
+
+Progress = Callable[[int, int | None], None]
+ANDERSON = Anderson()
+TOLERANCES = {"full": 0.0, "endpoint": 1e-4}
+
+
+def record(
+    model: EquilibriumModel,
+    loader: Iterable[Any],
+    folder: str | Path,
+    *,
+    solver: Solver = ANDERSON,
+    max_steps: int = 30,
+    tol: float | None = None,
+    mode: str = "full",
+    dtype: torch.dtype = torch.float32,
+    batches_per_shard: int = 8,
+    max_batches: int | None = None,
+    progress: Progress | None = None,
+) -> TrajectoryStore:
+    """Solve for every batch of `loader` and store the trajectories in `folder`.
+
+    `loader`: an iterable of batches. A tuple or list of exactly two elements is (x, y), of exactly
+        one is (x,), anything else is x itself: a tensor or a tuple, list or dict of them, nested.
+    `mode`: "full" keeps the states z_0 ... z_K, K = `max_steps`, and z* = z_K (paper, Algorithm 4);
+        "endpoint" keeps z* alone, solved to `tol`.
+    `tol`: unless given, 0 for "full", which spends the budget, and 1e-4 for "endpoint".
+    `dtype`: of the stored states; the solve runs in the model's own.
+    `progress(done, total)`: called after each batch; `total` is None if the loader has no length.
+
+    Shards are written whole, and the manifest after each: a kill at any instant leaves a folder
+    that the same call completes, to the same bytes. It then reads the finished shards' batches from
+    the loader again, to see that they are the same, so their order must not change. A complete
+    folder is returned as it is, the loader unread; `TrajectoryStore.check` compares the data too.
+    One process at a time writes a folder. Writing a shard takes three times its size in memory.
+    """
+    check_contract(model)
+    if mode not in CAPTURES:
+        raise ValueError(f"mode is one of {', '.join(CAPTURES)}, not {mode!r}")
+    if dtype not in DTYPES.values():
+        raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype}")
+    tol = TOLERANCES[mode] if tol is None else tol
+    counts = {"max_steps": max_steps, "batches_per_shard": batches_per_shard}
+    for name, number in (counts | {"max_batches": max_batches}).items():
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
+    dtype_name = str(dtype).removeprefix("torch.")
+    manifest = Manifest(
+        mode=mode,
+        dtype=dtype_name,
+        steps=max_steps if mode == "full" else 0,
+        batched=is_batched(model),
+        batches_per_shard=batches_per_shard,
+        max_batches=max_batches,
+        fingerprint={
+            "teacher": teacher_fingerprint(model),
+            "solver": solver_fingerprint(solver, max_steps, tol),
+            "dtype": dtype_name,
+            "data": [],
+        },
+    )
+    manifest = _begin(Path(folder), manifest)
+    if not manifest.complete:
+        settings = Settings(solver=solver, max_steps=max_steps, tol=tol, dtype=dtype)
+        with _evaluating(model), torch.no_grad():
+            _fill(_Writer(Path(folder), manifest), model, loader, settings, progress)
+    return TrajectoryStore.open(folder)
+
+
+def _begin(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest to go on from: the folder's own if it has one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / MANIFEST).exists():
+        found = Manifest.read(folder)
+        found.require_same(manifest, folder)
+        found.check_files(folder)
+        manifest = found
+    else:
+        manifest.write(folder)
+    for pattern in ("shard-*.safetensors", MANIFEST):
+        remove_leftovers(folder, pattern)
+    return manifest
+
+
+def _fill(
+    writer: _Writer,
+    model: EquilibriumModel,
+    loader: Iterable[Any],
+    settings: Settings,
+    progress: Progress | None,
+) -> None:
+    """Pass over the loader: check the batches of finished shards, solve the others."""
+    capture, device = CAPTURES[writer.manifest.mode], _device_of(model)
+    limit = writer.manifest.max_batches
+    total = _length(loader, limit)
+    for done, batch in enumerate(islice(loader, limit), start=1):
+        x, y = split_batch(batch)
+        structure, tensors = flatten_batch(x, y)
+        if not writer.skips:
+            x = x if device is None else map_nest(lambda t: t.to(device), x)
+            captured = capture(model, model.inject(x), settings)
+            state = {"tuple": captured.is_tuple, "tensors": len(captured.tensors) - 1}
+            # Copies, since a loader may reuse its memory, and safetensors refuses two views of one.
+            inputs = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+            writer.keep({**structure, "state": state}, inputs | captured.tensors)
+        writer.count(structure, tensors)
+        if progress is not None:
+            progress(done, total)
+    writer.close()
+
+
+class _Writer:
+    """Gathers batches into shards, and shards into the manifest."""
+
+    def __init__(self, folder: Path, manifest: Manifest):
+        self.folder, self.manifest = folder, manifest
+        self.finished = len(manifest.shards)
+        self.number = 0  # of the current shard
+        self.batches = 0  # in it
+        self.tensors: dict[str, Tensor] = {}
+        self.digest = BatchDigest()
+        self.structure = manifest.structure
+
+    @property
+    def skips(self) -> bool:
+        """Whether the current shard was finished by an earlier run."""
+        return self.number < self.finished
+
+    def keep(self, structure: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Add a batch's tensors to the current shard."""
+        index = self.number * self.manifest.batches_per_shard + self.batches
+        if self.structure is None:
+            self.structure = structure
+        elif structure != self.structure:
+            raise ValueError(
+                f"batch {index} is nested as {structure}, the ones before it as {self.structure}"
+            )
+        self.tensors |= {f"{batch_key(index)}.{name}": t for name, t in tensors.items()}
+
+    def count(self, structure: dict[str, Any], inputs: dict[str, Tensor]) -> None:
+        """Take note of a batch's inputs; the last one of a shard finishes it."""
+        self.digest.update(structure, inputs)
+        self.batches += 1
+        if self.batches == self.manifest.batches_per_shard:
+            self._finish_shard()
+
+    def close(self) -> None:
+        """Finish the last shard and the store."""
+        if self.batches:
+            self._finish_shard()
+        if self.skips:
+            missing = self.folder / self.manifest.shards[self.number].file
+            require_same_data(missing, self.manifest.fingerprint["data"][self.number], None)
+        if self.number == 0:
+            raise ValueError("the loader gave no batches")
+        self.manifest = replace(self.manifest, complete=True)
+        self.manifest.write(self.folder)
+
+    def _finish_shard(self) -> None:
+        path, data = self.folder / shard_name(self.number), self.digest.hexdigest()
+        if self.skips:
+            require_same_data(path, self.manifest.fingerprint["data"][self.number], data)
+        else:
+            assert self.structure is not None
+            content = save(self.tensors)
+            atomic_write_bytes(path, content)
+            shard = Shard(
+                file=path.name,
+                bytes=len(content),
+                sha256=hashlib.sha256(content).hexdigest(),
+                batches=self.batches,
+            )
+            self.manifest = self.manifest.with_shard(shard, data, self.structure)
+            self.manifest.write(self.folder)
+        self.number, self.batches = self.number + 1, 0
+        self.tensors, self.digest = {}, BatchDigest()
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Evaluation mode, with every submodule's own mode restored afterwards."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    before = [module.training for module in modules]
+    try:
+        if modules:
+            model.eval()
+        yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.training = training
+
+
+def _device_of(model: Any) -> torch.device | None:
+    if not isinstance(model, nn.Module):
+        return None
+    tensor = next(model.parameters(), None)
+    return None if tensor is None else tensor.device
+
+
+def _length(loader: Iterable[Any], limit: int | None) -> int | None:
+    try:
+        length = len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    return length if limit is None else min(length, limit)

@@ -1,0 +1,409 @@
+"""Tables, figures, findings and the report, on results made up by hand."""
+
+import dataclasses
+import io
+import math
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from cdeq.experiments.plots import plot_results, spread_out
+from cdeq.experiments.report import findings, write_report
+from cdeq.experiments.results import Results, Row, TeacherResult
+from cdeq.experiments.table import (
+    curves,
+    markdown_table,
+    results_table,
+    seconds_text,
+    small_text,
+    style,
+)
+
+STEPS = (1, 2, 3, 5, 8, 12)
+
+# Made up, not measured. method: (metrics, distances, seconds a step, f-equivalents beside steps)
+SYNTHETIC_ACCURACY = {
+    "picard": ([0.40, 0.48, 0.60, 0.75, 0.86, 0.93], [0.95, 0.85, 0.76, 0.53, 0.34, 0.23], 4, 0),
+    "anderson": ([0.40, 0.51, 0.66, 0.82, 0.92, 0.961], [0.95, 0.83, 0.7, 0.4, 0.2, 0.05], 5, 0),
+    "broyden": (
+        [0.40, 0.45, 0.55, math.nan, 0.80, 0.91],
+        [0.95, 0.9, 0.8, math.nan, 0.4, 0.3],
+        7,
+        0,
+    ),
+    "paper": ([0.86, 0.91, 0.92, 0.92, 0.90, 0.88], [0.42, 0.35, 0.34, 0.36, 0.40, 0.42], 4.5, 0),
+    "anchored": (
+        [0.94, 0.961, 0.962, 0.963, 0.963, 0.963],
+        [0.3, 0.24, 0.21, 0.18, 0.14, 0.1],
+        4.2,
+        0.8,
+    ),
+}
+SYNTHETIC_PERPLEXITY = {
+    "picard": ([90.0, 70.0, 50.0, 31.0, 25.1, 24.3], [0.95, 0.8, 0.6, 0.3, 0.1, 0.04], 4, 0),
+    "paper": ([60.0, 75.0, 80.0, 90.0, 120.0, 400.0], [0.9, 0.91, 0.92, 0.93, 0.94, 0.95], 5, 0),
+    "anchored": ([40.0, 30.0, 27.0, 25.0, 24.1, 24.0], [0.5, 0.4, 0.3, 0.2, 0.12, 0.06], 4, 0),
+}
+
+
+def synthetic_rows(dataset, made_up, seed=0, shift=0.0):
+    return [
+        Row(
+            dataset=dataset,
+            seed=seed,
+            method=method,
+            steps=k,
+            metric=metrics[i] + shift,
+            distance=distances[i],
+            residual=distances[i] / 3,
+            seconds=1e-3 * (each * k + 0.9),
+            f_equivalents=k + extra,
+            parameters=120_000,
+        )
+        for method, (metrics, distances, each, extra) in made_up.items()
+        for i, k in enumerate(STEPS)
+    ]
+
+
+def synthetic_results(**changes):
+    digits = TeacherResult(
+        dataset="digits",
+        name="conv DEQ",
+        parameters=100_000,
+        metric_name="accuracy",
+        metric=0.963,
+        higher_is_better=True,
+        steps=24,
+        residual=1e-3,
+        train_seconds=312.0,
+    )
+    prose = dataclasses.replace(
+        digits, dataset="prose", metric_name="perplexity", metric=24.0, higher_is_better=False
+    )
+    gcn = Row(
+        dataset="digits",
+        seed=0,
+        method="gcn",
+        steps=None,
+        metric=0.951,
+        distance=None,
+        residual=None,
+        seconds=0.002,
+        f_equivalents=None,
+        parameters=9_000,
+    )
+    fields = {
+        "experiment": "Synthetic example",
+        "scale": "tiny",
+        "commit": "0123abc",
+        "command": "cdeq demo --task images",
+        "hardware": {"cpu": "a processor", "cores": 2, "load_average": [0.1, 0.2, 0.3]},
+        "teachers": (digits, prose),
+        "rows": (
+            *synthetic_rows("digits", SYNTHETIC_ACCURACY),
+            gcn,
+            *synthetic_rows("prose", SYNTHETIC_PERPLEXITY),
+        ),
+    }
+    return Results(**(fields | changes))
+
+
+RESULTS = synthetic_results()
+
+
+def one(lines, *words):
+    """The only finding with all these words."""
+    (found,) = [line for line in lines if all(word in line for word in words)]
+    return found
+
+
+# findings
+
+
+def test_findings_of_a_student_that_wins():
+    lines = findings(RESULTS, "digits")
+    assert lines[0] == (
+        "With 2 evaluations the Anchored student reaches 96.1% accuracy, the converged teacher "
+        "96.3% after 24 (all included, its cost is that of 2.8 teacher steps); Anderson with 2 "
+        "reaches 51.0%."
+    )
+    assert one(lines, "To come within 1%", "Anchored") == (
+        "To come within 1% of the converged teacher's accuracy, the Anchored student needs "
+        "2 evaluations and 9.3 ms a batch; the best solver, Anderson, 12 and 60.9 ms: "
+        "6.5 times less wall-clock than the solver."
+    )
+    assert one(
+        lines, "Anchored student: distance", "never grows from 1 to 12 steps (0.300 to 0.100)"
+    )
+    assert one(
+        lines,
+        "Anchored",
+        "closer than every solver at 1, 2, 3, 5 and 8 steps",
+        "(Anderson 0.0500 against 0.100)",
+    )
+
+
+def test_findings_of_a_student_that_loses():
+    lines = findings(RESULTS, "digits")
+    assert one(lines, "Paper student never comes within 1%", "Anderson does, with 12 evaluations")
+    assert one(
+        lines, "Paper", "least at 3 steps (0.340)", "0.420 at 12", "more steps make it worse"
+    )
+
+    lines = findings(RESULTS, "prose")
+    assert lines[1] == (
+        "With 2 evaluations the Paper student reaches perplexity 75.00, the converged teacher "
+        "24.00 after 24; the student loses there: Picard with 2 reaches 70.00."
+    )
+    assert one(
+        lines, "Paper student never comes within 1%", "with up to 12 evaluations; nor does any"
+    )
+    assert one(lines, "Paper student is closer than every solver at 1 step, but a solver is closer")
+    assert one(lines, "Paper", "least at 1 step (0.900) and has grown to 0.950 at 12")
+
+
+def test_findings_with_lower_is_better():
+    lines = findings(RESULTS, "prose")
+    assert lines[0].endswith(
+        "perplexity 30.00, the converged teacher 24.00 after 24; Picard with 2 reaches 70.00."
+    )
+    assert one(lines, "To come within 1%", "8 evaluations", "no solver gets there with up to 12")
+    assert one(
+        lines,
+        "Anchored",
+        "but a solver is closer at 8 and 12 (at 12: Picard 0.0400 against 0.0600)",
+    )
+
+
+def test_slower_than_the_solver_is_said():
+    rows = [
+        dataclasses.replace(row, seconds=10.0) if row.method == "anchored" else row
+        for row in RESULTS.rows
+    ]
+    lines = findings(dataclasses.replace(RESULTS, rows=rows), "digits")
+    assert "times more wall-clock than the solver" in one(lines, "To come within 1%", "Anchored")
+
+
+def test_equal_cost_is_compared():
+    rows = [
+        dataclasses.replace(row, f_equivalents=12.0) if row.method == "anchored" else row
+        for row in RESULTS.rows
+    ]
+    first = findings(dataclasses.replace(RESULTS, rows=rows), "digits")[0]
+    assert first.endswith(
+        "at no more than the same cost Anderson, with 12, reaches the same, 96.1%."
+    )
+
+
+def test_leaving_the_teacher_again_is_said():
+    rows = [
+        dataclasses.replace(row, metric=0.5)
+        if row.method == "anchored" and row.steps == 12
+        else row
+        for row in RESULTS.rows
+    ]
+    lines = findings(dataclasses.replace(RESULTS, rows=rows), "digits")
+    assert "But it does not stay there: 50.0% at 12." in one(lines, "To come within", "Anchored")
+
+
+def test_cautions():
+    teacher = dataclasses.replace(RESULTS.teachers[0], metric=0.90, residual=0.2)
+    lines = findings(synthetic_results(teachers=(teacher, RESULTS.teachers[1])), "digits")
+    assert one(lines, "better before it converges", "Anderson at 12 steps: 96.1%, converged: 90.0%")
+    assert one(lines, "residual is 0.200", "not at an equilibrium")
+    assert one(lines, "One seed only")
+
+
+def test_a_student_that_diverged():
+    rows = [
+        dataclasses.replace(row, metric=math.nan, distance=math.nan)
+        if row.method == "paper"
+        else row
+        for row in RESULTS.rows
+    ]
+    results = dataclasses.replace(RESULTS, rows=rows)
+    assert one(findings(results, "digits"), "Paper student gave no finite accuracy")
+
+
+def test_findings_without_students_or_rows():
+    for rows in ([], [row for row in RESULTS.rows if row.method == "gcn"]):
+        assert isinstance(findings(synthetic_results(rows=rows), "digits"), list)
+
+
+# tables
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_table_fits_a_terminal(seeds):
+    rows = [
+        row
+        for seed in range(seeds)
+        for row in synthetic_rows("digits", SYNTHETIC_ACCURACY, seed, 0.001 * seed)
+    ]
+    console = Console(width=110, record=True, file=io.StringIO())
+    console.print(results_table(synthetic_results(rows=rows), "digits"))
+    text = console.export_text()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 110
+    for word in ("Anchored", "distance", "conv DEQ, converged: 96.3% accuracy", "24 steps"):
+        assert word in text
+    assert ("96.2 ±0.1%" in text) == (seeds == 3)
+
+
+def test_markdown_table():
+    lines = markdown_table(RESULTS, "digits").splitlines()
+    assert lines[2] == "| method | steps | 1 | 2 | 3 | 5 | 8 | 12 | explicit |"
+    assert len({line.count("|") for line in lines[2:]}) == 1
+    assert "| Anchored | accuracy | **94.0%** | **96.1%** | **96.2%** |" in "\n".join(lines)
+    assert "| Broyden | accuracy | 40.0% | 45.0% | 55.0% | – |" in "\n".join(lines)
+
+
+def test_a_diverged_seed_is_not_averaged_away():
+    row = next(r for r in RESULTS.rows if r.method == "anchored")
+    other = dataclasses.replace(row, seed=1, metric=math.nan)
+    points = curves(synthetic_results(rows=[row, other]), "digits")["anchored"]
+    assert points[0].metric is None
+    assert points[0].seeds == 2
+
+
+def test_unknown_method_has_a_style():
+    assert style("something new").name == "something new"
+    assert style("something new") == style("something new")
+    assert style("something new", explicit=True).kind == "explicit"
+
+
+def test_numbers_are_short():
+    assert [small_text(x) for x in (0.2941, 0.0085, 3.14e-5, 123.4, 0, None)] == [
+        "0.294", "0.00850", "3.1e-05", "123", "0", "–",
+    ]  # fmt: skip
+    assert [seconds_text(x) for x in (8.5e-4, 0.01234, 0.5, 1.25, 840, None)] == [
+        "850 µs", "12.3 ms", "500 ms", "1.25 s", "14 min", "–",
+    ]  # fmt: skip
+
+
+# figures
+
+
+def test_labels_are_spread_out():
+    places = spread_out([0.1, 0.11, 0.12, 0.5], 0.1)
+    assert places == pytest.approx([0.01, 0.11, 0.21, 0.5])
+    assert spread_out([0.98, 0.99, 1.0], 0.1) == pytest.approx([0.8, 0.9, 1.0])
+    assert spread_out([0.0, 0.0, 0.15], 0.1) == pytest.approx([0.0, 0.1, 0.2])
+    assert spread_out([], 0.1) == []
+
+
+def test_plots_write_files_and_leave_settings_alone(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    before = dict(matplotlib.rcParams)
+    paths = plot_results(RESULTS, "digits", tmp_path / "figures")
+    assert dict(matplotlib.rcParams) == before
+    assert {path.suffix for path in paths} == {".png", ".svg"}
+    assert len(paths) == len(set(paths)) == 13
+    assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_missing_matplotlib_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"cdeq\[demo\]"):
+        plot_results(RESULTS, "digits", tmp_path)
+    text = write_report(RESULTS, tmp_path / "report.html").read_text()
+    assert "No figures" in text
+
+
+@pytest.mark.parametrize("rows", [[], RESULTS.rows[:1], RESULTS.rows[30:31]])
+def test_plots_of_almost_nothing(tmp_path, rows):
+    pytest.importorskip("matplotlib")
+    results = synthetic_results(rows=rows)
+    assert len(plot_results(results, "digits", tmp_path, formats=["svg"])) == 6
+
+
+# report
+
+
+class Page(HTMLParser):
+    """Checks that tags nest and keeps the cells of every table row."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.rows, self.tags, self.ids = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.ids += [value for name, value in attributes if name == "id"]
+        if tag not in ("meta", "img", "br", "link"):
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attributes):
+        self.ids += [value for name, value in attributes if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    pytest.importorskip("matplotlib")
+    folder = tmp_path_factory.mktemp("report")
+    evil = "<script>alert('&')</script>"
+    rename = {"digits": evil, "prose": "prose"}
+    results = synthetic_results(
+        experiment=f"Example {evil}",
+        command="cdeq demo --name '<b>'",
+        hardware={evil: evil},
+        teachers=[dataclasses.replace(t, dataset=rename[t.dataset]) for t in RESULTS.teachers],
+        rows=[dataclasses.replace(r, dataset=rename[r.dataset]) for r in RESULTS.rows]
+        + [dataclasses.replace(RESULTS.rows[0], dataset=evil, method=evil)],
+    )
+    return write_report(results, folder / "report.html", notes=[evil]).read_text(encoding="utf-8")
+
+
+def test_report_is_self_contained(report):
+    assert not re.search(r"https?://", report)
+    assert not re.search(r"(src|href)=\"(?!#|data:)", report)
+    assert not re.search(r"url\((?!#)", report)
+    assert "@import" not in report
+
+
+def test_report_is_escaped_and_well_formed(report):
+    page = Page()
+    page.feed(report)
+    page.close()
+    assert page.open == []
+    assert "script" not in page.tags
+    assert "b" in page.tags  # the best values; not the one in the command
+    assert "--name &#x27;&lt;b&gt;&#x27;" in report
+    assert page.tags.count("svg") == 12
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_report_has_every_row(report):
+    page = Page()
+    page.feed(report)
+    for row in RESULTS.rows:
+        name, steps = style(row.method).name, "–" if row.steps is None else str(row.steps)
+        assert any(
+            cells[0] == name and cells[1] == steps and cells[4] == small_text(row.distance)
+            for cells in page.rows
+            if len(cells) == 9
+        ), row
+
+
+def test_report_takes_drawn_figures(tmp_path):
+    pytest.importorskip("matplotlib")
+    figures = {"digits": plot_results(RESULTS, "digits", tmp_path)}
+    text = write_report(RESULTS, tmp_path / "a.html", figures=figures).read_text(encoding="utf-8")
+    assert text.count("<svg") == 6
+    pngs = {"digits": [path for path in figures["digits"] if path.suffix == ".png"][:1]}
+    text = write_report(RESULTS, tmp_path / "b.html", figures=pngs).read_text(encoding="utf-8")
+    assert text.count("data:image/png;base64,") == 1

@@ -1,0 +1,199 @@
+"""The results schema: round trip, validation, and what is recorded about a run."""
+
+import dataclasses
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+from cdeq.experiments.results import (
+    Results,
+    ResultsError,
+    Row,
+    TeacherResult,
+    current_command,
+    current_commit,
+    current_hardware,
+)
+
+TEACHER = TeacherResult(
+    dataset="digits",
+    name="conv DEQ",
+    parameters=1000,
+    metric_name="accuracy",
+    metric=0.963,
+    higher_is_better=True,
+    steps=24,
+    residual=1e-4,
+    train_seconds=12.5,
+)
+ROW = Row(
+    dataset="digits",
+    seed=0,
+    method="anchored",
+    steps=2,
+    metric=0.961,
+    distance=0.2,
+    residual=0.1,
+    seconds=0.004,
+    f_equivalents=2.2,
+    parameters=1500,
+)
+EXPLICIT = dataclasses.replace(
+    ROW, method="gcn", steps=None, distance=None, residual=None, f_equivalents=None
+)
+RESULTS = Results(
+    experiment="demo",
+    scale="tiny",
+    commit="abc",
+    command="cdeq demo",
+    hardware={"cpu": "a processor", "load_average": [0.1, 0.2, 0.3]},
+    teachers=(TEACHER,),
+    rows=(ROW, EXPLICIT),
+)
+
+
+def test_round_trip(tmp_path):
+    path = RESULTS.to_json(tmp_path / "new" / "results.json")
+    assert Results.from_json(path) == RESULTS
+    assert [p.name for p in path.parent.iterdir()] == ["results.json"]  # no temporary file is left
+
+
+def test_schema_is_frozen(tmp_path):
+    data = json.loads(RESULTS.to_json(tmp_path / "r.json").read_text())
+    assert list(data) == [
+        "experiment", "scale", "commit", "command", "hardware", "teachers", "rows",
+    ]  # fmt: skip
+    assert list(data["teachers"][0]) == [
+        "dataset", "name", "parameters", "metric_name", "metric", "higher_is_better", "steps",
+        "residual", "train_seconds",
+    ]  # fmt: skip
+    assert list(data["rows"][0]) == [
+        "dataset", "seed", "method", "steps", "metric", "distance", "residual", "seconds",
+        "f_equivalents", "parameters",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_becomes_null(tmp_path, value):
+    results = dataclasses.replace(
+        RESULTS,
+        rows=[dataclasses.replace(ROW, distance=value)],
+        hardware={"load_average": [value, 1.0]},
+    )
+    path = results.to_json(tmp_path / "r.json")
+    data = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert data["rows"][0]["distance"] is None
+    assert data["hardware"]["load_average"] == [None, 1.0]
+    assert Results.from_json(path).rows == results.rows
+
+
+def test_numpy_numbers_become_plain():
+    row = dataclasses.replace(ROW, metric=np.float32(0.5), steps=np.int64(3), distance=1)
+    assert (type(row.metric), type(row.steps), type(row.distance)) == (float, int, float)
+
+
+def test_failed_write_keeps_the_old_file(tmp_path):
+    path = RESULTS.to_json(tmp_path / "r.json")
+    broken = dataclasses.replace(RESULTS, hardware={"cpu": object()})
+    with pytest.raises(TypeError):
+        broken.to_json(path)
+    assert Results.from_json(path) == RESULTS
+
+
+def change(where, name, value):
+    def apply(data):
+        target = data if where is None else data[where][0]
+        target[name] = value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (change("rows", "steps", 2.5), r"rows\[0\]\.steps: expected int \| None, got 2\.5"),
+        (change("rows", "steps", True), r"rows\[0\]\.steps"),
+        (change("rows", "metric", "high"), r"rows\[0\]\.metric: expected float"),
+        (change("rows", "method", None), r"rows\[0\]\.method: expected str, got None"),
+        (change("rows", "colour", "red"), r"rows\[0\]: unknown field 'colour'"),
+        (change("teachers", "higher_is_better", 1), r"teachers\[0\]\.higher_is_better: .*bool"),
+        (change("rows", "dataset", "cora"), r"rows\[0\]\.dataset: no teacher has dataset 'cora'"),
+        (change(None, "rows", {}), r"rows: expected a list"),
+        (change(None, "rows", [3]), r"rows\[0\]: expected an object"),
+        (change(None, "version", 2), r"top level: unknown field 'version'"),
+        (change(None, "hardware", 3), r"hardware: expected"),
+        (lambda data: data.pop("commit"), r"top level: missing field 'commit'"),
+        (lambda data: data["rows"][0].pop("seed"), r"rows\[0\]: missing field 'seed'"),
+        (lambda data: data["rows"].append(data["rows"][0]), r"rows\[2\]: a second row"),
+    ],
+)
+def test_validation_names_the_field(tmp_path, edit, message):
+    path = RESULTS.to_json(tmp_path / "r.json")
+    data = json.loads(path.read_text())
+    edit(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ResultsError, match=message) as error:
+        Results.from_json(path)
+    assert str(path) in str(error.value)
+
+
+def test_not_json(tmp_path):
+    (tmp_path / "r.json").write_text("{")
+    with pytest.raises(ResultsError, match="not JSON"):
+        Results.from_json(tmp_path / "r.json")
+
+
+def test_wrong_items_in_the_constructor():
+    with pytest.raises(ResultsError, match=r"rows\[0\]: expected Row"):
+        dataclasses.replace(RESULTS, rows=[{}])
+
+
+def test_teacher_is_the_mean_of_its_seeds():
+    second = dataclasses.replace(TEACHER, metric=0.943, steps=26)
+    other = dataclasses.replace(TEACHER, name="other", metric=0.1)
+    results = dataclasses.replace(RESULTS, teachers=[TEACHER, second, other])
+    assert results.teacher("digits").metric == pytest.approx(0.953)
+    assert results.teacher("digits").steps == 25
+    with pytest.raises(KeyError, match="cora"):
+        results.teacher("cora")
+
+
+def test_commit(tmp_path):
+    assert current_commit(tmp_path) == "unknown"
+
+    def git(*arguments):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+        subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    git("init")
+    assert current_commit(tmp_path) == "unknown"  # no commit yet
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("-c", "commit.gpgsign=false", "commit", "-m", "first")
+    commit = current_commit(tmp_path)
+    assert len(commit) == 40
+    (tmp_path / "a").write_text("2")
+    assert current_commit(tmp_path) == f"{commit}-dirty"
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["/usr/bin/cdeq", "demo", "--task", "images"], "cdeq demo --task images"),
+        (["/x/src/cdeq/__main__.py", "demo"], "cdeq demo"),
+        (["/x/bench/speed.py", "--name", "two words"], "python speed.py --name 'two words'"),
+    ],
+)
+def test_command(argv, command):
+    assert current_command(argv) == command
+
+
+def test_hardware_fits_the_schema(tmp_path):
+    hardware = current_hardware()
+    assert hardware["threads"] >= 1
+    results = dataclasses.replace(RESULTS, hardware=hardware)
+    assert Results.from_json(results.to_json(tmp_path / "r.json")) == results
