@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from cdeq.equilibrium.states import State, map_state
 class Problem:
     """A map, a start and the fixed point, all of one dtype; `picard` tells whether plain iteration converges."""
 
-    f: Callable[[State], State]
+    f: Callable[[Any], Any]
     z0: State
     solution: State
     batched: bool = True

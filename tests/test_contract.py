@@ -23,7 +23,7 @@ def test_check_contract_names_what_is_missing():
         def start(self, context):
             return context
 
-    with pytest.raises(TypeError, match="Half.*no step, readout"):
+    with pytest.raises(TypeError, match=r"Half.*no step, readout"):
         check_contract(Half())
 
 

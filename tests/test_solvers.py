@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from problems import PROBLEMS, Counting, Spoiled, diverging, drifting, tanh
 
 from cdeq.equilibrium.states import map_state, relative_distance, tensors_of
 from cdeq.solvers import SOLVERS, Anderson, Broyden, Picard, solve
 from cdeq.solvers.anderson import anderson_weights
+from problems import PROBLEMS, Counting, Spoiled, diverging, drifting, tanh
 
 # dtype: (tolerance asked of the solver, distance allowed from the fixed point)
 PRECISION = {

@@ -51,13 +51,12 @@ def test_restore_inverts_flatten(case):
 def test_sample_norms_are_those_of_the_numbers(case):
     state, batched = case
     norms = sample_norms(state, batched)
-    squares = 0
-    for t in tensors_of(state):
-        rows = (
-            t.double().flatten(1) if batched and t.ndim > 1 else t.double().reshape(len(norms), -1)
-        )
-        squares = squares + rows.square().sum(dim=1)
-    torch.testing.assert_close(norms.double(), squares.sqrt(), rtol=1e-5, atol=1e-6)
+    rows = [
+        [t[i] for t in tensors_of(state)] if batched else tensors_of(state)
+        for i in range(len(norms))
+    ]
+    squares = torch.tensor([sum(float(t.double().square().sum()) for t in row) for row in rows])
+    torch.testing.assert_close(norms.double(), squares.double().sqrt(), rtol=1e-5, atol=1e-6)
 
 
 def test_flatten_of_one_tensor_is_a_view():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,13 @@ from cdeq.consistency.certify import plan_handover
 from cdeq.equilibrium.states import State, relative_distance
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import solve_model
-from cdeq.trajectories.nesting import split_batch
+from cdeq.trajectories.nesting import map_nest, split_batch
 
 if TYPE_CHECKING:
     from cdeq.consistency.history import Evaluation
     from cdeq.consistency.student import Prepared, Student
+
+    Run = tuple[Prepared, State, State, list[Evaluation]]
 
 STRENGTHS = (
     1.0,
@@ -51,16 +54,18 @@ def calibrate(
 ) -> tuple[float, ...]:
     """Choose, step by step, the moment whose result is nearest the equilibrium on the loader's data.
 
-    The clock never runs backwards. Sets `student.calibrated` (fractions of solver time, also returned) and
+    The clock never runs backwards; where the student's own does better over all steps it stays. Sets
+    `student.calibrated` (fractions of solver time, also returned) and
     `student.plan`, which says for certified solving when to hand over to the solver.
     """
-    student.calibrated = ()
+    device = next(student.methods.parameters()).device
     inputs: list[Any] = []
-    runs: list[tuple[Prepared, State, State, list[Evaluation]]] = []
+    runs: list[Run] = []
     for i, batch in enumerate(loader):
         if max_batches is not None and i >= max_batches:
             break
         x, _ = split_batch(batch)
+        x = map_nest(lambda tensor: tensor.to(device), x)
         inputs.append(x)
         prepared = student.prepare(x)
         star = solve_model(
@@ -70,24 +75,43 @@ def calibrate(
     if not runs:
         raise ValueError("calibration needs at least one batch of held-out data")
 
+    usual = _own_clock(student, steps)
+    usual_error, usual_runs = 0.0, runs
+    for fraction in usual:
+        error, usual_runs = _advanced(student, fraction, usual_runs)
+        usual_error += error
     chosen: list[float] = []
+    chosen_error = 0.0
     for _ in range(steps):
-        best: tuple[float, float, list[Any]] | None = None
-        for fraction in _fractions(student.recipe.gamma, chosen[-1] if chosen else 0.0):
-            moment = student.moment_at(fraction)
-            after, error = [], 0.0
-            for prepared, star, z, evaluations in runs:
-                z, evaluations = student.advance(z, moment, evaluations, prepared)
-                error += float(relative_distance(z, star, student.batched).log().mean())
-                after.append((prepared, star, z, evaluations))
-            if best is None or error < best[0]:
-                best = (error, fraction, after)
-        assert best is not None
-        chosen.append(best[1])
-        runs = best[2]
-    student.calibrated = tuple(chosen)
+        candidates = _fractions(student.recipe.gamma, chosen[-1] if chosen else 0.0)
+        results = [_advanced(student, fraction, runs) for fraction in candidates]
+        errors = [error for error, _ in results]
+        best = errors.index(min(errors))
+        chosen.append(candidates[best])
+        chosen_error += errors[best]
+        runs = results[best][1]
+    # The best step now is not always the best for the steps after it.
+    student.calibrated = tuple(chosen if chosen_error <= usual_error else usual)
     student.plan = plan_handover(student, inputs)
     return student.calibrated
+
+
+def _advanced(student: Student, fraction: float, runs: list[Run]) -> tuple[float, list[Run]]:
+    """The mean log distance after a step at this fraction of solver time, and the runs after it."""
+    after, error = [], 0.0
+    for prepared, star, z, evaluations in runs:
+        z, evaluations = student.advance(z, student.moment_at(fraction), evaluations, prepared)
+        error += float(relative_distance(z, star, student.batched).log().mean())
+        after.append((prepared, star, z, evaluations))
+    return math.inf if math.isnan(error) else error / len(runs), after
+
+
+def _own_clock(student: Student, steps: int) -> list[float]:
+    """The fractions of solver time of the clock that the student was trained with."""
+    before, student.calibrated = student.calibrated, ()
+    times = [student.moment(j).time for j in range(steps)]
+    student.calibrated = before
+    return [(t - student.recipe.eps) / (student.recipe.end - student.recipe.eps) for t in times]
 
 
 def _fractions(gamma: float, earliest: float) -> list[float]:

@@ -6,17 +6,19 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cdeq.consistency.certify import plan_handover
 from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import Recipe, recipe_named
-from cdeq.consistency.student import Student
+from cdeq.consistency.student import Student, check_teacher
 from cdeq.equilibrium.contract import check_contract
+from cdeq.equilibrium.states import State, map_state
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import Solver
 from cdeq.training.log import ProgressBar
@@ -24,6 +26,7 @@ from cdeq.training.loop import FitConfig, fit
 from cdeq.training.parallel import is_main_process, process_rank, wait_for_all
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
+from cdeq.trajectories.nesting import map_nest
 
 
 def distill(
@@ -53,7 +56,7 @@ def distill(
         earlier one was cut short, to the same weights. Without it nothing is kept.
     Under torchrun every process calls this alike; each takes its share of every batch.
     """
-    check_contract(teacher)
+    check_teacher(teacher)
     recipe = recipe_named(recipe)
     config = fit_config or FitConfig(updates=updates, learning_rate=learning_rate)
     rank, world = process_rank()
@@ -111,6 +114,7 @@ def _recorded(
             max_steps=max_steps,
             tol=tol if recipe.store_mode == "endpoint" else 0.0,
             mode=recipe.store_mode,
+            dtype=torch.float64 if _first_weight(teacher).dtype == torch.float64 else torch.float32,
             progress=bar,
         )
     wait_for_all()
@@ -129,9 +133,14 @@ def _fit_student(
     bar: ProgressBar | None,
 ) -> Student:
     rank, world = process_rank()
+    weight = _first_weight(teacher)
+
+    def placed(batch: TrajectoryBatch) -> TrajectoryBatch:
+        return PlacedBatch.of(batch, weight.device, weight.dtype)
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        student = Student.for_example(teacher, recipe, store[0].x, start_network).train()
+        student = Student.for_example(teacher, recipe, placed(store[0]).x, start_network).train()
     objective = DistillationObjective(student, task_loss, seed)
 
     def batch_at(update: int) -> TrajectoryBatch:
@@ -139,7 +148,7 @@ def _fit_student(
         epoch, place = divmod(update, len(store))
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
         batch = store[int(torch.randperm(len(store), generator=generator)[place])]
-        return batch.part(rank, world) if world > 1 else batch
+        return placed(batch.part(rank, world) if world > 1 else batch)
 
     fit(
         objective,
@@ -151,10 +160,48 @@ def _fit_student(
             "training": asdict(config),
             "data": store.manifest.fingerprint,
             "seed": seed,
+            "start_network": None if student.start_network is None else str(student.start_network),
         },
         after_update=lambda update: objective.update_target(),
         progress=bar,
     )
     student.eval().requires_grad_(False)
-    student.plan = plan_handover(student, [store[i].x for i in range(min(2, len(store)))])
+    student.plan = plan_handover(student, [placed(store[i]).x for i in range(min(2, len(store)))])
     return student
+
+
+def _first_weight(teacher: nn.Module) -> Tensor:
+    """A weight whose device and dtype stand for the teacher's."""
+    return next(p for p in teacher.parameters() if p.is_floating_point())
+
+
+class PlacedBatch:
+    """A recorded batch on the teacher's device, its states in the teacher's dtype."""
+
+    def __init__(self, batch: TrajectoryBatch, device: torch.device, dtype: torch.dtype):
+        self.batch, self.device, self.dtype = batch, device, dtype
+        self.steps = batch.steps
+
+    @classmethod
+    def of(cls, batch: TrajectoryBatch, device: torch.device, dtype: torch.dtype) -> Any:
+        """The batch as the teacher needs it: itself on the CPU in single precision."""
+        here = device.type == "cpu" and dtype == torch.float32
+        return batch if here else cls(batch, device, dtype)
+
+    @cached_property
+    def x(self) -> Any:
+        return map_nest(lambda tensor: tensor.to(self.device), self.batch.x)
+
+    @cached_property
+    def y(self) -> Any:
+        return map_nest(lambda tensor: tensor.to(self.device), self.batch.y)
+
+    @cached_property
+    def endpoint(self) -> State:
+        return self._placed(self.batch.endpoint)
+
+    def state(self, k: int) -> State:
+        return self._placed(self.batch.state(k))
+
+    def _placed(self, state: State) -> State:
+        return map_state(lambda tensor: tensor.to(self.device, self.dtype), state)

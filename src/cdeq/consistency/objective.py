@@ -143,15 +143,18 @@ class DistillationObjective(nn.Module):
             z, evaluations = self._step(z, moment, evaluations, prepared)
             outputs.append(z)
 
-        loss = torch.zeros(())
+        loss: Tensor | float = 0.0
         if student.start_network is not None:
             loss = self.distance(student.begin(prepared), batch.endpoint)
+        local_targets = self._own_local_targets(seen, batch)
         for j, output in enumerate(outputs):
-            local_target = self._own_local_target(seen, j, batch, prepared)
+            neighbour = j - 1 if r.direction == "later" else j + 1
+            local_target = local_targets.get(neighbour)
             fraction = (seen[j][2].time - r.eps) / (r.end - r.eps)
             loss = loss + self._total(
                 output, batch.endpoint, local_target, self._task(output, prepared, batch, fraction)
             )
+        assert isinstance(loss, Tensor)
         return loss / r.depth, {
             "distance_1": self._shown_distance(outputs[0], batch),
             "distance": self._shown_distance(outputs[-1], batch),
@@ -166,20 +169,18 @@ class DistillationObjective(nn.Module):
             )
         return self.student.advance(z, moment, evaluations, prepared)
 
-    def _own_local_target(
-        self,
-        seen: list[tuple[State, list[Evaluation], Moment]],
-        j: int,
-        batch: TrajectoryBatch,
-        prepared: Prepared,
-    ) -> State | None:
-        """The average student's output at the neighbouring state of the rollout."""
-        neighbour = j - 1 if self.recipe.direction == "later" else j + 1
-        if self._target is None or not 0 <= neighbour < len(seen):
-            return None
-        with torch.no_grad():
-            z, evaluations, moment = seen[neighbour]
-            return self._target.advance(z, moment, evaluations, self._target.prepare(batch.x))[0]
+    @torch.no_grad()
+    def _own_local_targets(
+        self, seen: list[tuple[State, list[Evaluation], Moment]], batch: TrajectoryBatch
+    ) -> dict[int, State]:
+        """The average student's outputs at the states of the rollout, by their number."""
+        if self._target is None:
+            return {}
+        prepared = self._target.prepare(batch.x)
+        return {
+            j: self._target.advance(z, moment, evaluations, prepared)[0]
+            for j, (z, evaluations, moment) in enumerate(seen)
+        }
 
     def _shown_distance(self, z: State, batch: TrajectoryBatch) -> Tensor:
         with torch.no_grad():

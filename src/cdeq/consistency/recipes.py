@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
@@ -114,9 +115,9 @@ def _problems(r: Recipe) -> list[str]:
         if getattr(r, name) not in allowed
     ]
     rules = [
-        (r.gamma > 0, "gamma must be positive"),
-        (r.end > r.eps >= 0, "the clock needs 0 <= eps < end"),
-        (r.rho > 0, "rho must be positive"),
+        (0 < r.gamma < math.inf, "gamma must be positive and finite"),
+        (math.inf > r.end > r.eps >= 0, "the clock needs 0 <= eps < end, both finite"),
+        (0 < r.rho < math.inf, "rho must be positive and finite"),
         (0 < r.decay < 1, "decay must lie between 0 and 1"),
         (r.window >= 1, "window must be at least 1"),
         (0 < r.mixing <= 1, "mixing must lie in (0, 1]"),
@@ -146,7 +147,7 @@ def _problems(r: Recipe) -> list[str]:
         ),
         (
             not (r.augment_probability > 0 and r.states == "own"),
-            "endpoint augmentation replaces teacher states and needs states='teacher'",
+            "augment_probability replaces teacher states and needs states='teacher'",
         ),
         (
             not (r.backprop != "full" and r.states == "teacher"),

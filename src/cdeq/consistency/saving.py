@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import sys
@@ -11,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from cdeq.consistency.recipes import Recipe
-from cdeq.consistency.start import PointwiseStart
-from cdeq.files import atomic_write_bytes, atomic_write_text
+from cdeq.files import atomic_write_bytes, atomic_write_text, remove_leftovers
 
 if TYPE_CHECKING:
     from cdeq.consistency.student import Student
@@ -32,11 +32,12 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Weights and persistent buffers by name, tied weights once."""
     persistent = set(model.state_dict())
     named = [*model.named_parameters(), *(b for b in model.named_buffers() if b[0] in persistent)]
-    return {name: tensor.detach().contiguous() for name, tensor in named}
+    # Copies: safetensors refuses two views of one memory.
+    return {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in named}
 
 
 def fill_model(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Copy tensors into a model, refusing any difference of names or shapes."""
+    """Copy tensors into a model, in their dtypes, refusing any difference of names or shapes."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     expected = set(model_tensors(model))
     if expected != set(tensors):
@@ -50,6 +51,8 @@ def fill_model(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> No
                 raise StudentFolderError(
                     f"{source}: {name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}"
                 )
+            if own[name].dtype != tensor.dtype:
+                own[name].data = own[name].data.to(tensor.dtype)
             own[name].copy_(tensor)
 
 
@@ -57,8 +60,7 @@ def save_student(student: Student, folder: Path) -> None:
     """Write the folder; config.json last, so that a folder that has one is whole."""
     teacher = student.methods.model
     start = student.start_network
-    offered = getattr(teacher, "start_network", None) is not None
-    config = {
+    config: dict[str, Any] = {
         "format": FORMAT,
         "recipe": student.recipe.to_dict(),
         "form": asdict(student.form),
@@ -66,37 +68,60 @@ def save_student(student: Student, folder: Path) -> None:
         "start_network": None
         if start is None
         else {
-            "from_teacher": offered and not isinstance(start, PointwiseStart),
+            "from_teacher": _config_of(start) is None and hasattr(teacher, "start_network"),
             "class": _path_of(start),
             "config": _config_of(start),
         },
         "calibrated": list(student.calibrated),
         "plan": [[tol, steps] for tol, steps in student.plan.items()],
+        "sha256": {},
     }
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
     (folder / "config.json").unlink(missing_ok=True)
     own = {n: t for n, t in model_tensors(student).items() if not n.startswith("methods.")}
-    atomic_write_bytes(folder / "teacher.safetensors", save(model_tensors(teacher)))
-    atomic_write_bytes(folder / "student.safetensors", save(own))
+    files = {"teacher.safetensors": model_tensors(teacher), "student.safetensors": own}
+    for name, tensors in files.items():
+        content = save(tensors)
+        atomic_write_bytes(folder / name, content)
+        config["sha256"][name] = hashlib.sha256(content).hexdigest()
     atomic_write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def load_student(cls: type[Student], folder: Path, teacher: nn.Module | type | None) -> Student:
-    """Read the folder that `save_student` wrote."""
+    """Read the folder that `save_student` wrote, ready for use: frozen, in evaluation mode."""
+    config = _read_config(folder / "config.json")
+    try:
+        student = _rebuilt(cls, folder, config, teacher)
+    except (KeyError, TypeError, ValueError, AttributeError, ImportError) as error:
+        raise StudentFolderError(
+            f"{folder / 'config.json'} does not describe a student that can be built: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return student.eval().requires_grad_(False)
+
+
+def _rebuilt(
+    cls: type[Student], folder: Path, config: dict[str, Any], teacher: nn.Module | type | None
+) -> Student:
     from cdeq.consistency.student import Form
 
-    config = _read_config(folder / "config.json")
+    digests = config["sha256"]
     recipe, form = Recipe.from_dict(config["recipe"]), config["form"]
     if not isinstance(teacher, nn.Module):
         teacher = _build(config["teacher"], teacher, "teacher")
-    fill_model(
-        teacher, _read_tensors(folder / "teacher.safetensors"), folder / "teacher.safetensors"
-    )
+    path = folder / "teacher.safetensors"
+    fill_model(teacher, _read_tensors(path, digests[path.name]), path)
     start = config["start_network"]
     network: nn.Module | None = None
     if start is not None:
         offered: Any = getattr(teacher, "start_network", None)
         network = offered() if start["from_teacher"] else _build(start, None, "start network")
+        if start["from_teacher"] and _path_of(network) != start["class"]:
+            raise StudentFolderError(
+                f"the start network is a {start['class']}, the teacher offers a {_path_of(network)}; "
+                "one of your own needs a `config`, a dict of its arguments"
+            )
     shape = Form(
         features=tuple(form["features"]), axes=tuple(form["axes"]), weights=tuple(form["weights"])
     )
@@ -105,7 +130,7 @@ def load_student(cls: type[Student], folder: Path, teacher: nn.Module | type | N
     student.plan = {float(tol): int(steps) for tol, steps in config["plan"]}
     path = folder / "student.safetensors"
     tensors = {f"methods.model.{n}": t for n, t in model_tensors(teacher).items()}
-    fill_model(student, {**tensors, **_read_tensors(path)}, path)
+    fill_model(student, {**tensors, **_read_tensors(path, digests[path.name])}, path)
     return student
 
 
@@ -139,9 +164,10 @@ def _build(entry: dict[str, Any], given: type | None, what: str) -> nn.Module:
             raise StudentFolderError(f"the {what}'s class {path} is not there")
         given = found
     if entry["config"] is None:
-        raise StudentFolderError(
-            f"the {what} {path} keeps no `config` of its arguments: pass an instance as `teacher`"
+        advice = (
+            "pass an instance as `teacher`" if what == "teacher" else "give it one, and save again"
         )
+        raise StudentFolderError(f"the {what} {path} keeps no `config` of its arguments: {advice}")
     return given(**entry["config"])
 
 
@@ -152,8 +178,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise StudentFolderError(
             f"{path} is missing: not a saved student, or one cut short"
         ) from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise StudentFolderError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise StudentFolderError(f"{path} is not a student's description")
     if config.get("format") != FORMAT:
         raise StudentFolderError(
             f"{path} has format {config.get('format')}; this version reads {FORMAT}"
@@ -161,10 +189,14 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
     try:
-        return load_file(path)
+        content = path.read_bytes()
     except FileNotFoundError:
         raise StudentFolderError(f"{path} is missing") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise StudentFolderError(f"{path} is damaged: it is not the file that was saved")
+    try:
+        return load(content)
     except SafetensorError as error:
         raise StudentFolderError(f"{path} is damaged: {error}") from None

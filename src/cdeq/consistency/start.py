@@ -35,11 +35,22 @@ class PointwiseStart(nn.Module):
     """
 
     def __init__(
-        self, sources: list[list[int]], inputs: list[int], features: list[int], axes: list[int]
+        self,
+        sources: list[list[int]],
+        inputs: list[int],
+        features: list[int],
+        axes: list[int],
+        is_tuple: bool,
     ):
         super().__init__()
-        self.config = {"sources": sources, "inputs": inputs, "features": features, "axes": axes}
-        self.sources, self.axes = sources, axes
+        self.config = {
+            "sources": sources,
+            "inputs": inputs,
+            "features": features,
+            "axes": axes,
+            "is_tuple": is_tuple,
+        }
+        self.sources, self.axes, self.is_tuple = sources, axes, is_tuple
         sizes = list(zip(inputs, features, axes, strict=True))
         self.inner = nn.ModuleList(FeatureLinear(i, f, a) for i, f, a in sizes)
         self.outer = nn.ModuleList(FeatureLinear(f, f, a) for _, f, a in sizes)
@@ -70,6 +81,7 @@ class PointwiseStart(nn.Module):
             inputs,
             [z.shape[a] for z, a in zip(tensors_of(state), axes, strict=True)],
             axes,
+            not isinstance(state, Tensor),
         )
 
     def forward(self, context: Context) -> State:
@@ -78,7 +90,7 @@ class PointwiseStart(nn.Module):
         for i, axis in enumerate(self.axes):
             seen = torch.cat([tensors[s] for s in self.sources[i]], dim=axis)
             parts.append(self.outer[i](functional.gelu(self.inner[i](seen))))
-        return parts[0] if len(parts) == 1 else tuple(parts)
+        return tuple(parts) if self.is_tuple else parts[0]
 
 
 def _without(shape: torch.Size, axis: int) -> tuple[int, ...]:

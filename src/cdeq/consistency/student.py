@@ -69,6 +69,18 @@ class _Methods(nn.Module):
         return getattr(self.model, method)(*arguments)
 
 
+def check_teacher(teacher: object) -> None:
+    """Refuse what a student cannot be made of: no equilibrium model, or one without weights."""
+    check_contract(teacher)
+    if not isinstance(teacher, nn.Module) or not any(
+        p.is_floating_point() for p in teacher.parameters()
+    ):
+        raise TypeError(
+            "a teacher must be an nn.Module with parameters, which the student's changes are made of; "
+            "wrap plain functions with cdeq.from_functions and pass it your modules"
+        )
+
+
 class Student(nn.Module):
     """g_phi: maps a state at solver time t towards the equilibrium, one evaluation of f a step.
 
@@ -105,20 +117,22 @@ class Student(nn.Module):
             self.rates = nn.Parameter(torch.logit(decay))
         self.calibrated: tuple[float, ...] = ()
         self.plan: dict[float, int] = {}
-        self.to(next(iter(weights.values())).device)
+        self._fit_to(next(w for w in weights.values() if w.is_floating_point()))
+
+    def _fit_to(self, weight: Tensor) -> None:
+        """Put the parts beside the teacher where its weights are, in their dtype."""
+        for part in (self.time_heads, self.history, self.start_network):
+            if part is not None:
+                part.to(weight.device, weight.dtype)
+        self.to(weight.device)
 
     @classmethod
     def for_example(
         cls, teacher: nn.Module, recipe: Recipe, x: Input, start_network: nn.Module | None = None
     ) -> Student:
         """An untrained student of (a frozen copy of) `teacher`, its shapes read off one input."""
-        check_contract(teacher)
-        if not isinstance(teacher, nn.Module) or not any(True for _ in teacher.parameters()):
-            raise TypeError(
-                "a teacher must be an nn.Module with parameters, which the student's changes are made of; "
-                "wrap plain functions with cdeq.from_functions and pass it your modules"
-            )
-        teacher = copy.deepcopy(teacher)
+        check_teacher(teacher)
+        teacher = copy.deepcopy(teacher).eval()
         with torch.no_grad():
             context = teacher.inject(x)  # type: ignore[operator]
             z0 = teacher.start(context)  # type: ignore[operator]
@@ -189,18 +203,14 @@ class Student(nn.Module):
         if known:
             rest = 1.0 - self.calibrated[min(j, known - 1)]
             return self.moment_at(1.0 - rest * self.recipe.decay ** max(j - known + 1, 0))
-        if self.rates is None:
+        if self.rates is None or j == 0:
             return self.moment_at(inference_fraction(j, self.recipe.decay))
         rates = torch.sigmoid(self.rates)
-        strength = rates[: min(j, len(rates))].prod() * rates[-1] ** max(j - len(rates), 0)
-        if not torch.is_grad_enabled():
-            value = float(strength)
-            return (
-                self.moment_at(1.0 - value ** (1 / self.recipe.gamma)) if j else self.moment_at(0.0)
-            )
-        return Moment(
-            solver_time(1.0 - float(strength.detach()), self.recipe.eps, self.recipe.end), strength
-        )
+        left = rates[: min(j, len(rates))].prod() * rates[-1] ** max(j - len(rates), 0)
+        moment = self.moment_at(1.0 - float(left.detach()))
+        if not left.requires_grad:
+            return moment
+        return moment._replace(strength=1.0 - (1.0 - left) ** self.recipe.gamma)
 
     # Steps.
 

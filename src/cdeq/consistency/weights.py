@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -77,6 +78,8 @@ def mix_contexts(teacher: Context, student: Context, c: float | Tensor) -> Conte
     if isinstance(teacher, Tensor):
         if teacher.layout != torch.strided or not teacher.is_floating_point():
             return teacher
+        if isinstance(c, float) and c in (0.0, 1.0):
+            return student if c else teacher
         return torch.lerp(teacher, student, c if isinstance(c, float) else c.to(teacher.dtype))
     if isinstance(teacher, dict):
         return {key: mix_contexts(value, student[key], c) for key, value in teacher.items()}
@@ -84,9 +87,9 @@ def mix_contexts(teacher: Context, student: Context, c: float | Tensor) -> Conte
         parts: list[Any] = [mix_contexts(a, b, c) for a, b in zip(teacher, student, strict=True)]
         return type(teacher)(*parts) if hasattr(teacher, "_fields") else type(teacher)(parts)
     if dataclasses.is_dataclass(teacher) and not isinstance(teacher, type):
-        changes = {
-            f.name: mix_contexts(getattr(teacher, f.name), getattr(student, f.name), c)
-            for f in dataclasses.fields(teacher)
-        }
-        return dataclasses.replace(teacher, **changes)
+        mixed = copy.copy(teacher)
+        for f in dataclasses.fields(teacher):  # also of a frozen class, and fields without init
+            part = mix_contexts(getattr(teacher, f.name), getattr(student, f.name), c)
+            object.__setattr__(mixed, f.name, part)
+        return mixed
     return teacher

@@ -10,6 +10,7 @@ from torch import Tensor
 from cdeq.data.embedded import Examples, digits_graph, digits_images, pydoc_text, text_windows
 from cdeq.experiments.metrics import accuracy, perplexity
 from cdeq.experiments.task import Batch, DistillPlan, Task
+from cdeq.gradients import Phantom
 from cdeq.models.graph.ignn import IGNN
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
@@ -42,9 +43,13 @@ def images(seed: int = 0) -> Task:
         dataset="digits (images)",
         build=lambda: ConvDEQ(channels=32),
         teach=TeachConfig(
-            fit=FitConfig(updates=400, learning_rate=3e-3, warmup=20), penalty=1.0, seed=seed
+            fit=FitConfig(updates=300, learning_rate=2e-3, warmup=20, weight_decay=1e-2),
+            gradient=Phantom(steps=5, damping=1.0),
+            depths=(20, 40),
+            penalty=0.5,
+            seed=seed,
         ),
-        teaching=_draws(splits.train, 128, seed),
+        teaching=_draws(splits.train, 64, seed),
         distilling=_batches(splits.train, 128)[:-1],
         valid=_batches(splits.valid, 128),
         test=_batches(splits.test, 128),
@@ -67,7 +72,13 @@ def text(seed: int = 0) -> Task:
         dataset="Python manual (text)",
         build=lambda: TransformerDEQ(vocabulary=prose.vocabulary, length=length),
         teach=TeachConfig(
-            fit=FitConfig(updates=400, learning_rate=3e-3, warmup=20), penalty=1.0, seed=seed
+            fit=FitConfig(updates=370, learning_rate=4e-3, warmup=20),
+            gradient=Phantom(steps=3, damping=1.0),
+            depths=(12, 24),
+            penalty=0.3,
+            pretrain=250,
+            pretrain_depth=3,
+            seed=seed,
         ),
         teaching=_draws(train, batch, seed),
         distilling=_batches(Examples(train.x[kept], train.y[kept]), batch),
@@ -95,7 +106,12 @@ def graph(seed: int = 0) -> Task:
         name="graph",
         dataset="digits (graph)",
         build=lambda: IGNN(features=64),
-        teach=TeachConfig(fit=FitConfig(updates=300, learning_rate=1e-2), seed=seed),
+        teach=TeachConfig(
+            fit=FitConfig(updates=200, learning_rate=1e-2, warmup=20, weight_decay=1e-3),
+            gradient=Phantom(steps=6, damping=1.0),
+            depths=(20, 40),
+            seed=seed,
+        ),
         teaching=lambda update: batch(nodes.train),
         distilling=[batch(nodes.train)],
         valid=[batch(nodes.valid)],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cdeq.equilibrium.states import norm_dtype, subtract
+from cdeq.equilibrium.states import norm_dtype
 from cdeq.solvers.loop import check_mixing
 
 
@@ -70,13 +70,12 @@ class Anderson:
             gram=z.new_empty(batch, slots, slots, dtype=torch.float64),
         )
 
-    def update(self, k: int, z: Tensor, fz: Tensor, memory: _Memory) -> tuple[Tensor, _Memory]:
+    def update(
+        self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: _Memory
+    ) -> tuple[Tensor, _Memory]:
         slot, n = k % (self.window + 1), min(k, self.window) + 1
-        residual, image = memory.residuals[:, slot], memory.images[:, slot]
-        if residual.dtype == z.dtype:
-            torch.sub(fz, z, out=residual)
-        else:
-            residual.copy_(subtract(fz, z))
+        image = memory.images[:, slot]
+        memory.residuals[:, slot] = residual
         image.copy_(fz)
         if self.mixing != 1.0:
             image.sub_(residual, alpha=1 - self.mixing)

@@ -10,21 +10,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cdeq.equilibrium.states import norm_dtype, subtract
+from cdeq.equilibrium.states import norm_dtype
 
 SMALLEST_DENOMINATOR = 0.1  # one update stretches a step at most tenfold
 
 
 @dataclass
 class _Memory:
-    """The steps s_0 ... s_{n-1} since the last restart, (B, memory, D), and what is known of them.
+    """The steps s_0 ... s_{n-1} since the last restart, (B, memory, D), and two small matrices of them.
 
-    `squares` holds |s_j|^2 and `products` -s_i.s_{j+1} / |s_j|^2, (B, memory, memory).
+    `gram` holds s_i.s_j, (B, memory, memory). `factors` gives the amounts a = factors (s_j.r)_j that the
+    factors of the inverse Jacobian add to a residual r, (B, memory, memory), lower triangular.
     """
 
     steps: Tensor
-    squares: Tensor
-    products: Tensor
+    gram: Tensor
+    factors: Tensor
     count: int
 
 
@@ -48,50 +49,46 @@ class Broyden:
         n = self.memory
         return _Memory(
             steps=z.new_empty(batch, n, dim, dtype=norm_dtype(z.dtype)),
-            squares=z.new_empty(batch, n, dtype=torch.float64),
-            products=z.new_empty(batch, n, n, dtype=torch.float64),
+            gram=z.new_empty(batch, n, n, dtype=torch.float64),
+            factors=z.new_zeros(batch, n, n, dtype=torch.float64),
             count=0,
         )
 
-    def update(self, k: int, z: Tensor, fz: Tensor, memory: _Memory) -> tuple[Tensor, _Memory]:
+    def update(
+        self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: _Memory
+    ) -> tuple[Tensor, _Memory]:
         n = memory.count % self.memory
         memory.count = n + 1
-        step = memory.steps[:, n]
-        r = subtract(fz, z)
+        step, r = memory.steps[:, n : n + 1], residual[:, None]
         if n == 0:
             step.copy_(r)
-            memory.squares[:, 0] = _squares(step).squeeze(1)
         else:
-            _new_step(r, n, memory)
-        return torch.add(z, step).to(z.dtype), memory
+            _write_step(r, step, n, memory)
+        square = torch.linalg.vecdot(step, step)[:, :, None].double().clamp_min_(1e-280)
+        memory.gram[:, n : n + 1, n : n + 1] = square
+        if n > 0:
+            # a_n = s_n.p / |s_n|^2, where p has gone through the factors before.
+            row = torch.bmm(memory.gram[:, n : n + 1, 1 : n + 1], memory.factors[:, :n, :n])
+            torch.div(row, square, out=memory.factors[:, n : n + 1, :n])
+        memory.factors[:, n : n + 1, n : n + 1] = 1 / square
+        return torch.add(z, step.squeeze(1)).to(z.dtype), memory
 
 
-def _new_step(r: Tensor, n: int, memory: _Memory) -> None:
-    """Remember s_n = p / (1 - s_{n-1}.p / |s_{n-1}|^2), where p is r passed through all factors.
+def _write_step(r: Tensor, step: Tensor, n: int, memory: _Memory) -> None:
+    """Write s_n = p / (1 - s_{n-1}.p / |s_{n-1}|^2) and its products; p is r (B, 1, D) through all factors.
 
-    Factor j adds a_j s_{j+1} to p, with a_j = s_j.p / |s_j|^2. The products s_j.p obey a triangular
-    system in the products of the steps, so that r meets every step once.
+    Factor j adds a_j s_{j+1} to p, with a_j = s_j.p / |s_j|^2: linear in the products s_j.r, so that r
+    meets every step once.
     """
-    steps, squares = memory.steps[:, :n], memory.squares[:, :n]
-    known = memory.products[:, :n, :n]
+    steps = memory.steps[:, :n]
     # A row times a matrix: many times faster on CPU than a matrix times a column.
-    along = torch.bmm(r[:, None], steps.mT).mT.double()
-    moved = torch.linalg.solve_triangular(known, along, upper=False, unitriangular=True)
-    a = moved.squeeze(2) / squares
-    stretch = 1 - a[:, -1:]
-    stretch = stretch.abs().clamp_min_(SMALLEST_DENOMINATOR).copysign_(stretch)
-
-    p = torch.baddbmm(r[:, None], a[:, None, :-1].to(r.dtype), steps[:, 1:]).squeeze(1)
-    torch.div(p, stretch.to(r.dtype), out=memory.steps[:, n])
-    along = torch.baddbmm(along, known[:, :, :-1], moved[:, :-1], alpha=-1).squeeze(2) / -stretch
-
-    square = _squares(memory.steps[:, n])
-    memory.products[:, :n, n - 1] = along / squares[:, -1:]
-    memory.products[:, n, :n] = torch.cat([along[:, 1:], -square], dim=1) / squares
-    memory.squares[:, n] = square.squeeze(1)
-
-
-def _squares(step: Tensor) -> Tensor:
-    """|s|^2 of each row, (B, 1), above zero even for a sample that no longer moves."""
-    size = torch.linalg.vector_norm(step, dim=1, keepdim=True)
-    return size.double().square_().clamp_min_(1e-280)
+    along = torch.bmm(r, steps.mT).double()
+    a = torch.bmm(along, memory.factors[:, :n, :n].mT)
+    shrink = 1 - a[:, :, -1:]
+    shrink = shrink.abs().clamp_min_(SMALLEST_DENOMINATOR).copysign_(shrink)
+    added = a[:, :, :-1]
+    p = torch.baddbmm(r, added.to(r.dtype), steps[:, 1:])
+    torch.div(p, shrink.to(r.dtype), out=step)
+    products = torch.baddbmm(along, added, memory.gram[:, 1:n, :n]).div_(shrink)
+    memory.gram[:, n : n + 1, :n] = products
+    memory.gram[:, :n, n : n + 1] = products.mT

@@ -22,8 +22,10 @@ class Solver(Protocol):
     def init(self, z: Tensor) -> Any:
         """Empty memory for states like `z`."""
 
-    def update(self, k: int, z: Tensor, fz: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        """z_{k+1} from z_k and f(z_k), and the new memory."""
+    def update(
+        self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: Any
+    ) -> tuple[Tensor, Any]:
+        """z_{k+1} from z_k, f(z_k) and f(z_k) - z_k in at least single precision; and the new memory."""
 
 
 Callback = Callable[[int, State], None]
@@ -62,7 +64,7 @@ def solve(
     z = layout.flatten(z0)
     size = row_norms(z)  # |z_k|, which also tells whether z_k is finite without another pass
     if not bool(size.isfinite().all()):
-        raise ValueError("z0 must be finite")
+        raise ValueError("z0 must be finite, and so must its norm")
     if callback is not None:
         callback(0, z0)
 
@@ -75,7 +77,8 @@ def solve(
 
     for k in range(max_steps):
         fz = _evaluate(f, z, layout)
-        measured = residual_ratio(row_norms(subtract(fz, z)), size)
+        difference = subtract(fz, z)
+        measured = residual_ratio(row_norms(difference), size)
         # A stopped sample repeats its last residual, which cannot be better than its best.
         residual = measured if all_active else torch.where(active, measured, residual)
         history.append(residual)
@@ -85,7 +88,7 @@ def solve(
         active = active & (residual > threshold)  # stops at NaN, too
 
         if bool(active.any()):
-            proposal, memory = solver.update(k, z, fz, memory)
+            proposal, memory = solver.update(k, z, fz, difference, memory)
             size = row_norms(proposal)
             active = active & (size < infinity)
             all_active = bool(active.all())

@@ -21,5 +21,7 @@ class Picard:
     def init(self, z: Tensor) -> None:
         return None
 
-    def update(self, k: int, z: Tensor, fz: Tensor, memory: None) -> tuple[Tensor, None]:
+    def update(
+        self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: None
+    ) -> tuple[Tensor, None]:
         return (fz if self.mixing == 1.0 else z.lerp(fz, self.mixing)), None

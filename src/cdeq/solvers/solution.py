@@ -16,7 +16,8 @@ class Solution:
     `state`: a converged sample's state is the one whose residual met the tolerance. When the budget runs
         out it is the newest state, or the best one measured if the residual was no longer falling.
     `residual` (B,): |f(z) - z| / |z| of `state` where `measured`; of the state before it elsewhere (the
-        newest state of an exhausted budget has cost its last evaluation and was never measured).
+        newest state of an exhausted budget has cost its last evaluation and was never measured). It is
+        infinite where f gave no finite answer at all; then `state` is the start.
     `steps` (B,): evaluations of f until the sample stopped. `evaluations`: calls of f on the whole batch.
     `history` (evaluations, B): the residual of z_0, z_1, ...; a stopped sample repeats its last value.
     """

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cdeq.files import atomic_write_bytes
 
-NAME = "checkpoint.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
 
 
 class CheckpointError(Exception):
@@ -42,7 +42,9 @@ class Checkpoint:
         for name, p in weights.items():
             for key, value in optimizer.state.get(p, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
-        return cls(update, {k: t.contiguous() for k, t in tensors.items()})
+        # Copies: safetensors refuses two views of one memory.
+        copies = {k: t.clone(memory_format=torch.contiguous_format) for k, t in tensors.items()}
+        return cls(update, copies)
 
     def restore(
         self,
@@ -50,12 +52,19 @@ class Checkpoint:
         weights: dict[str, nn.Parameter],
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """Put everything back."""
-        with torch.no_grad():
-            for name, p in weights.items():
-                p.copy_(self.tensors[f"weight.{name}"])
-            for name, b in _dense_buffers(objective):
-                b.copy_(self.tensors[f"buffer.{name}"])
+        """Put everything back; refuses tensors that are not this objective's."""
+        kept = {f"weight.{name}": p.detach() for name, p in weights.items()}
+        kept |= {f"buffer.{name}": b for name, b in _dense_buffers(objective)}
+        theirs = {k: t.shape for k, t in self.tensors.items() if not k.startswith("optimizer.")}
+        if theirs != {k: t.shape for k, t in kept.items()}:
+            odd = sorted(
+                k for k in {*theirs, *kept} if k not in kept or theirs.get(k) != kept[k].shape
+            )
+            raise CheckpointError(
+                f"the checkpoint was made for other weights: {', '.join(odd[:5])} do not match"
+            )
+        for key, tensor in kept.items():
+            tensor.copy_(self.tensors[key])
         for name, p in weights.items():
             suffix = f".{name}"
             optimizer.state[p] = {
@@ -72,12 +81,12 @@ def _dense_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     about = {"update": str(checkpoint.update), "identity": json.dumps(identity, sort_keys=True)}
-    atomic_write_bytes(folder / NAME, save(checkpoint.tensors, metadata=about))
+    atomic_write_bytes(folder / CHECKPOINT, save(checkpoint.tensors, metadata=about))
 
 
 def read_checkpoint(folder: Path, identity: dict[str, Any]) -> Checkpoint | None:
     """The folder's checkpoint, or None; refuses one that was made by another run."""
-    path = folder / NAME
+    path = folder / CHECKPOINT
     if not path.exists():
         return None
     try:
@@ -91,8 +100,21 @@ def read_checkpoint(folder: Path, identity: dict[str, Any]) -> Checkpoint | None
         ) from None
     identity = json.loads(json.dumps(identity))
     if made_by != identity:
-        keys = sorted(k for k in {*made_by, *identity} if made_by.get(k) != identity.get(k))
+        found = _differences(made_by, identity)
         raise CheckpointError(
-            f"{path} belongs to another run: it differs in {', '.join(keys)}. Use another folder, or delete it."
+            f"{path} belongs to another run: it differs in {', '.join(found)}. "
+            "Use another folder, or delete it."
         )
     return Checkpoint(update, tensors)
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of what differs between two identities."""
+    found: list[str] = []
+    for key in sorted({*ours, *theirs}):
+        a, b = ours.get(key), theirs.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(prefix + key)
+    return found

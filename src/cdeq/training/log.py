@@ -12,6 +12,8 @@ from rich.progress import Progress as RichProgress
 
 from cdeq.files import atomic_write_text
 
+LOG = "log.jsonl"
+
 
 class Progress(Protocol):
     """Told now and then how far a run is."""

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from cdeq.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from cdeq.training.log import JsonLines, Progress
+from cdeq.files import remove_leftovers
+from cdeq.training.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint, write_checkpoint
+from cdeq.training.log import LOG, JsonLines, Progress
 from cdeq.training.parallel import is_main_process, mean_over_processes, replicate
 
 Objective = nn.Module
@@ -38,6 +39,13 @@ class FitConfig:
             raise ValueError(f"updates must be at least 1, not {self.updates}")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
+        for name in ("checkpoint_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.warmup < 0:
+            raise ValueError(f"warmup must not be negative, not {self.warmup}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be positive, or None, not {self.clip}")
 
     def rate(self, update: int) -> float:
         """The learning rate of an update: a function of its number alone, so nothing need be saved."""
@@ -75,7 +83,9 @@ def fit(
             first = saved.update
             saved.restore(objective, weights, optimizer)
         if is_main_process():
-            log = JsonLines(folder / "log.jsonl", keep_below=first)
+            for name in (CHECKPOINT, LOG):
+                remove_leftovers(folder, name)
+            log = JsonLines(folder / LOG, keep_below=first)
     model = replicate(objective)
     began = time.perf_counter()
     for update in range(first, config.updates):
@@ -84,7 +94,9 @@ def fit(
         loss, metrics = model(batch_at(update), update)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        size = nn.utils.clip_grad_norm_(weights.values(), config.clip or math.inf)
+        size = nn.utils.clip_grad_norm_(
+            weights.values(), math.inf if config.clip is None else config.clip
+        )
         if not bool(torch.isfinite(size)):
             raise FloatingPointError(
                 f"the gradient is not finite at update {update}; lower the learning rate"

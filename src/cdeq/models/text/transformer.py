@@ -94,7 +94,7 @@ class TransformerDEQ(nn.Module):
         return self.head(z)
 
     def start_network(self) -> nn.Module:
-        """A causal depthwise convolution and a pointwise layer over the injected features."""
+        """A causal convolution over the injection into the residual stream."""
         return CausalConvStart(self.width)
 
     def _rotate(self, x: Tensor) -> Tensor:
@@ -126,18 +126,22 @@ def rotary_table(length: int, dim: int, base: float = 10_000.0) -> tuple[Tensor,
 
 
 class CausalConvStart(nn.Module):
-    """s(r) = W gelu(P depthwise(r)) over each token and those before it, zero before training."""
+    """s(r) = W gelu(conv(r)), a convolution over a token and the `kernel` - 1 before it.
 
-    def __init__(self, width: int, kernel: int = 5):
+    Zero before training. At kernel 3 half the multiplications of a step without its attention.
+    """
+
+    def __init__(self, width: int, kernel: int = 3):
         super().__init__()
         self.width, self.kernel = width, kernel
-        self.depthwise = nn.Conv1d(width, width, kernel, groups=width)
-        self.pointwise = nn.Linear(width, width)
+        self.mix = nn.Linear(kernel * width, width)
         self.out = nn.Linear(width, width)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
     def forward(self, context: Tensor) -> Tensor:
-        residual = context[..., -self.width :].transpose(1, 2)
-        mixed = self.depthwise(F.pad(residual, (self.kernel - 1, 0))).transpose(1, 2)
-        return self.out(F.gelu(self.pointwise(mixed)))
+        length = context.shape[-2]
+        padded = F.pad(context[..., -self.width :], (0, 0, self.kernel - 1, 0))
+        # The convolution as one matrix product: on CPU faster than Conv1d with its transposes.
+        shifted = [padded[..., i : i + length, :] for i in range(self.kernel)]
+        return self.out(F.gelu(self.mix(torch.cat(shifted, dim=-1))))

@@ -48,7 +48,7 @@ class ConvDEQ(nn.Module):
             "keep": keep,
             "pool": pool,
         }
-        self.keep, self.pool, self.kernel = keep, pool, kernel
+        self.keep, self.pool = keep, pool
         padding = kernel // 2
         self.injection = nn.Conv2d(in_channels, channels, kernel, padding=padding)
         self.injection_norm = nn.GroupNorm(groups, channels)
@@ -79,19 +79,20 @@ class ConvDEQ(nn.Module):
         return self.head(F.avg_pool2d(z, self.pool).flatten(1))
 
     def start_network(self) -> nn.Module:
-        """A depthwise and a pointwise convolution: a small part of a step's multiplications."""
+        """A depthwise and two pointwise convolutions: a fraction of a step's multiplications."""
         return ConvStart(self.config["channels"])
 
 
 class ConvStart(nn.Module):
-    """s(x) = W gelu(depthwise5x5(x)), zero before training."""
+    """s(x) = W2 gelu(W1 depthwise(x)), zero before training."""
 
     def __init__(self, channels: int, kernel: int = 5):
         super().__init__()
-        self.depthwise = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=channels)
-        self.pointwise = nn.Conv2d(channels, channels, 1)
-        nn.init.zeros_(self.pointwise.weight)
-        nn.init.zeros_(self.pointwise.bias)  # type: ignore[arg-type]
+        padding = kernel // 2
+        self.depthwise = nn.Conv2d(channels, channels, kernel, padding=padding, groups=channels)
+        self.mix = nn.Conv2d(channels, channels, 1)
+        self.out = nn.Conv2d(channels, channels, 1, bias=False)
+        nn.init.zeros_(self.out.weight)
 
     def forward(self, context: Tensor) -> Tensor:
-        return self.pointwise(F.gelu(self.depthwise(context)))
+        return self.out(F.gelu(self.mix(self.depthwise(context))))

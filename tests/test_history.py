@@ -1,0 +1,162 @@
+"""What a student makes of its last evaluations."""
+
+import pytest
+import torch
+
+from cdeq.consistency.history import AndersonHistory, GRUHistory, MLPHistory, NoHistory
+from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.student import Student
+from cdeq.equilibrium.states import map_state
+from cdeq.solvers import Anderson, solve_model
+from teachers import Pair, Ring, Tanh, inputs, randomized
+
+
+def evaluations(count, shape=(4, 6), dtype=torch.float64, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    make = lambda: torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)  # noqa: E731
+    return [(make(), make()) for _ in range(count)]
+
+
+@pytest.mark.parametrize("mixing", [1.0, 0.3])
+def test_two_points_have_the_papers_closed_form(mixing):
+    (z0, h0), (z1, h1) = past = evaluations(2)
+    r0, r1 = h0 - z0, h1 - z1
+    # argmin over alpha of |alpha r1 + (1 - alpha) r0|^2
+    alpha = (r0 * (r0 - r1)).sum(1) / (r1 - r0).square().sum(1)
+    alpha = alpha[:, None]
+    expected = mixing * (alpha * h1 + (1 - alpha) * h0) + (1 - mixing) * (
+        alpha * z1 + (1 - alpha) * z0
+    )
+    found = AndersonHistory(mixing, batched=True, ridge=0.0)(past)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    with_ridge = AndersonHistory(mixing, batched=True)(past)
+    torch.testing.assert_close(with_ridge, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(with_ridge, expected)
+
+
+@pytest.mark.parametrize("window", [3, 5, 7])
+@pytest.mark.parametrize("mixing", [1.0, 0.7])
+def test_longer_windows_against_least_squares(window, mixing):
+    past = evaluations(window + 1, (4, 20))
+    found = AndersonHistory(mixing, batched=True, ridge=0.0)(past)
+    for b in range(4):
+        z = torch.stack([z[b] for z, _ in past])
+        h = torch.stack([h[b] for _, h in past])
+        r = h - z
+        # alpha_0 = 1 - sum of the others turns the constraint into a free problem.
+        rest = torch.linalg.lstsq((r[1:] - r[0]).T, -r[0][:, None]).solution.squeeze(1)
+        alpha = torch.cat([1 - rest.sum(keepdim=True, dim=0), rest])
+        expected = alpha @ (mixing * h + (1 - mixing) * z)
+        torch.testing.assert_close(found[b], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_one_evaluation_is_a_damped_step():
+    [(z, h)] = past = evaluations(1)
+    assert AndersonHistory(1.0, batched=True)(past) is h
+    torch.testing.assert_close(AndersonHistory(0.3, batched=True)(past), 0.3 * h + 0.7 * z)
+    assert NoHistory()(evaluations(3)) is not None
+    assert NoHistory()(past) is h
+
+
+def test_an_unbatched_state_is_one_sample():
+    past = evaluations(2, (4, 6))
+    (z0, h0), (z1, h1) = past
+    r0, r1 = h0 - z0, h1 - z1
+    alpha = (r0 * (r0 - r1)).sum() / (r1 - r0).square().sum()
+    found = AndersonHistory(1.0, batched=False, ridge=0.0)(past)
+    torch.testing.assert_close(found, alpha * h1 + (1 - alpha) * h0)
+    per_sample = AndersonHistory(1.0, batched=True, ridge=0.0)(past)
+    assert not torch.allclose(found, per_sample)
+
+
+def test_no_gradient_through_the_weights():
+    past = [(z, h.requires_grad_()) for z, h in evaluations(2)]
+    (z0, h0), (z1, h1) = past
+    out = AndersonHistory(1.0, batched=True, ridge=0.0)(past)
+    seen = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(3))
+    g0, g1 = torch.autograd.grad((out * seen).sum(), (h0, h1))
+    with torch.no_grad():
+        r0, r1 = h0 - z0, h1 - z1
+        alpha = ((r0 * (r0 - r1)).sum(1) / (r1 - r0).square().sum(1))[:, None]
+    torch.testing.assert_close(g1, alpha * seen)  # no term of d alpha / d h
+    torch.testing.assert_close(g0, (1 - alpha) * seen)
+
+
+@pytest.mark.parametrize("window", [1, 3, 5, 7])
+@pytest.mark.parametrize("kind", [Tanh, Pair, Ring])
+@pytest.mark.parametrize("mixing", [1.0, 0.6])
+def test_an_untrained_student_with_anderson_is_the_anderson_solver(window, kind, mixing):
+    teacher, x = kind(norm=0.9).double(), inputs(dtype=torch.float64)
+    recipe = recipe_named(
+        "anchored", start="zero", history="anderson", window=window, mixing=mixing
+    )
+    student = Student.for_example(teacher, recipe, x)
+    student.history.ridge = 1e-8  # the solver's
+    states = []
+    solve_model(
+        teacher,
+        teacher.inject(x),
+        Anderson(window=window, mixing=mixing),
+        tol=0.0,
+        max_steps=7,
+        callback=lambda k, z: states.append(z),
+    )
+    with torch.no_grad():
+        for ours, theirs in zip(student.trajectory(x, 7), states, strict=True):
+            map_state(
+                lambda a, b: torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7), ours, theirs
+            )
+
+
+MODULES = {"mlp": MLPHistory, "gru": GRUHistory}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((4, 6), 1), ((2, 5, 6), 2), ((2, 6, 3, 3), 1), ((2, 6, 5), 1)]
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_learned_histories_start_as_the_evaluation_and_then_change(name, shape, axis, count):
+    torch.manual_seed(0)
+    module = MODULES[name]((6,), (axis,))
+    past = evaluations(count, shape, torch.float32)
+    assert torch.equal(module(past), past[-1][1])
+    randomized(module)
+    changed = module(past)
+    assert changed.shape == shape
+    assert not torch.allclose(changed, past[-1][1])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_learned_histories_see_the_older_evaluation(name):
+    torch.manual_seed(0)
+    module = randomized(MODULES[name]((6,), (1,)))
+    old, new = evaluations(2, dtype=torch.float32)
+    other = evaluations(1, dtype=torch.float32, seed=9)[0]
+    assert not torch.allclose(module([old, new]), module([other, new]))
+    # At the first step the only evaluation stands for both.
+    torch.testing.assert_close(module([new]), module([new, new]))
+
+
+def test_the_mlp_is_its_equation():
+    torch.manual_seed(0)
+    module = randomized(MLPHistory((6,), (1,)))
+    (z0, h0), (z1, h1) = past = evaluations(2, dtype=torch.float32)
+    inner, outer = module.inner[0].linear, module.outer[0].linear
+    hidden = torch.nn.functional.gelu(inner(torch.cat([h1, h0, z1, z0], dim=1)))
+    torch.testing.assert_close(module(past), h1 + outer(hidden))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_learned_histories_of_tuple_states(name):
+    torch.manual_seed(0)
+    module = MODULES[name]((6, 3), (1, 2))
+    first, second = evaluations(2, (4, 6), torch.float32), evaluations(2, (4, 5, 3), torch.float32)
+    past = [((a, c), (b, d)) for (a, b), (c, d) in zip(first, second, strict=True)]
+    same = module(past)
+    assert isinstance(same, tuple)
+    assert all(torch.equal(a, b) for a, b in zip(same, past[-1][1], strict=True))
+    randomized(module)
+    for part, h in zip(module(past), past[-1][1], strict=True):
+        assert part.shape == h.shape
+        assert not torch.allclose(part, h)
