@@ -34,7 +34,10 @@ def teachers() -> dict[str, tuple[nn.Module, Tensor]]:
     tokens = torch.randint(100, (16, 128), generator=generator)
     images = torch.randn(64, 3, 32, 32, generator=generator)
     return {
-        "text (16 x 128 x 256)": (TransformerDEQ(vocabulary=100, width=256, heads=8, inner=1024, length=128), tokens),
+        "text (16 x 128 x 256)": (
+            TransformerDEQ(vocabulary=100, width=256, heads=8, inner=1024, length=128),
+            tokens,
+        ),
         "images (64 x 48 x 32 x 32)": (ConvDEQ(in_channels=3, channels=48, image_size=32), images),
     }
 
@@ -48,7 +51,9 @@ def disturbed(student: Student) -> Student:
 
 
 @torch.no_grad()
-def measure(teacher: nn.Module, x: Tensor, counts: list[int], repeats: int) -> list[dict[str, float]]:
+def measure(
+    teacher: nn.Module, x: Tensor, counts: list[int], repeats: int
+) -> list[dict[str, float]]:
     model: EquilibriumModel = check_contract(teacher.eval())
     student = disturbed(Student.for_example(teacher, recipe_named("anchored"), x))
     prepared, context = student.prepare(x), model.inject(x)
@@ -102,7 +107,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     before = os.getloadavg()
-    table = Table("teacher", "J", "J evaluations (ms)", "J steps (ms)", f"ratio (<= {TARGET})", "whole call")
+    table = Table(
+        "teacher", "J", "J evaluations (ms)", "J steps (ms)", f"ratio (<= {TARGET})", "whole call"
+    )
     found = []
     for name, (teacher, x) in teachers().items():
         for row in measure(teacher, x, options.steps, options.repeats):

@@ -86,6 +86,17 @@ def test_the_solver_finishes_what_the_student_leaves():
     assert (relative_distance(result.state, star) < 1e-3).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_student_gets_credit_for_what_it_brought_below_the_tolerance_alone(kind):
+    x, student = inputs(), make(kind)
+    residual = true_residual(student, x, student.trajectory(x, 2)[2])
+    for share in (0.2, 0.5, 0.9, 1.1, 2.0):  # at 0.9 the solver needs a step or two more
+        tol = share * float(residual.median())
+        result = certified_solve(student, x, tol=tol, student_steps=2, max_steps=60)
+        expected = ["student" if r <= tol else "solver" for r in residual.tolist()]
+        assert result.finished_by == expected
+
+
 def test_the_check_is_the_solvers_first_step():
     x, student = inputs(), make()
     z = student.trajectory(x, 2)[2]

@@ -284,7 +284,7 @@ def log_loss(z, star):
 
 @pytest.mark.parametrize("backprop", ["full", "checkpointed", "truncated"])
 def test_own_rollout_with_log_loss(backprop):
-    objective, batch, teacher, _ = setting("anchored", backprop=backprop, depth=5)
+    objective, batch, teacher, _ = setting("anchored", backprop=backprop, depth=5, decay=0.65)
     loss, metrics = objective(batch, 0)
     weights = leaves(objective)
     states = literal_rollout(objective, teacher, batch, weights, backprop == "truncated")
@@ -328,6 +328,7 @@ def test_checkpointing_changes_no_bit_of_the_gradient(kind, history, schedule):
 @pytest.mark.parametrize("direction", ["later", "earlier"])
 def test_own_rollout_with_local_and_task_terms(direction):
     changes = {"lambda_1": 0.7, "lambda_2": 0.4, "task_until": 0.5, "depth": 4, "loss": "mse"}
+    changes["decay"] = 0.65
     objective, batch, teacher, old = setting("anchored", direction=direction, **changes)
     loss, _ = objective(batch, 0)
     weights = leaves(objective)

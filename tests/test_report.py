@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+from cdeq.experiments.findings import findings
 from cdeq.experiments.plots import plot_results, spread_out
-from cdeq.experiments.report import findings, write_report
+from cdeq.experiments.report import write_report
 from cdeq.experiments.results import Results, Row, TeacherResult
 from cdeq.experiments.table import (
     curves,

@@ -18,6 +18,7 @@ KINDS = [Tanh, Pair, Ring, Tied, Offering]
 
 
 def make(teacher, x, name, **changes):
+    torch.manual_seed(0)  # start networks and histories begin at random
     return Student.for_example(teacher, recipe_named(name, **changes), x)
 
 
@@ -137,7 +138,8 @@ def test_paper_is_algorithm_1(mixing, eps, end):
 @pytest.mark.parametrize("schedule", ["fixed", "learned"])
 def test_anchored_is_theta_plus_c_delta(gamma, start, schedule):
     teacher, x = Tanh().double(), inputs(dtype=torch.float64)
-    student = make(teacher, x, "anchored", gamma=gamma, start=start, schedule=schedule)
+    changes = {"gamma": gamma, "start": start, "schedule": schedule, "decay": 0.65, "depth": 8}
+    student = make(teacher, x, "anchored", **changes)
     student = randomized(student, 0.3)
     delta = changes_of(student)
     with torch.no_grad():
@@ -146,7 +148,9 @@ def test_anchored_is_theta_plus_c_delta(gamma, start, schedule):
             z = student.start_network(teacher.inject(x))
         rest = 1.0
         for j, ours in enumerate(student.trajectory(x, 12)):
-            torch.testing.assert_close(ours, z, rtol=1e-6, atol=1e-9)
+            # Learned rates are kept in single precision.
+            close = {"rtol": 1e-9, "atol": 1e-11} if schedule == "fixed" else {}
+            torch.testing.assert_close(ours, z, **{"rtol": 1e-5, "atol": 1e-6} | close)
             c = 1 - (1 - rest) ** gamma
             W = teacher.weight + c * delta["weight"]
             U = teacher.injection + c * delta["injection"]
@@ -162,7 +166,7 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
     teacher, x = Curved(), inputs()
     student = randomized(make(teacher, x, "anchored", start="zero"), 0.5)
     delta = changes_of(student)
-    z = torch.randn(6, 8)
+    z = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         base, changed = teacher.inject(x), torch.sin(x @ (teacher.injection + delta["injection"]).T)
         moment = student.moment_at(0.7)
@@ -193,7 +197,7 @@ def test_the_error_obeys_its_bound():
 @pytest.mark.parametrize("gamma", [1.0, 3.0])
 def test_it_converges_to_the_teachers_equilibrium_whatever_it_learned(kind, gamma):
     teacher, x = kind(norm=0.7).double(), inputs(dtype=torch.float64)
-    student = randomized(make(teacher, x, "anchored", gamma=gamma), 1.0)
+    student = randomized(make(teacher, x, "anchored", gamma=gamma, decay=0.65), 1.0)
     star = solve_model(teacher, teacher.inject(x), Anderson(), tol=1e-12, max_steps=300).state
     with torch.no_grad():
         states = student.trajectory(x, 45)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 TimeMap = Callable[[int, int, float], float]
-"""(k, K, rho) -> the fraction of solver time in [0, 1) at which z_k of z_0 ... z_K stands."""
+"""(k, K, rho) -> the fraction of solver time at which z_k of z_0 ... z_K stands; 1 at most, at k = K."""
 
 
 def exponential_fraction(k: int, steps: int, rho: float) -> float:
@@ -21,7 +21,7 @@ def linear_fraction(k: int, steps: int, rho: float) -> float:
 
 def cosine_fraction(k: int, steps: int, rho: float) -> float:
     """1 - cos(pi k / 2K) (paper, Table 12)."""
-    return 1.0 - math.cos(0.5 * math.pi * k / steps)
+    return min(1.0 - math.cos(0.5 * math.pi * k / steps), 1.0)  # rounding may pass the end
 
 
 TIME_MAPS: dict[str, TimeMap] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -63,8 +63,8 @@ def distill(
     place = Path(folder) if folder is not None else None
     with ExitStack() as stack:
 
-        def bar(title: str) -> ProgressBar | None:
-            return stack.enter_context(ProgressBar(title)) if progress and rank == 0 else None
+        def bar(title: str) -> AbstractContextManager[ProgressBar | None]:
+            return ProgressBar(title) if progress and rank == 0 else nullcontext()
 
         if not isinstance(data, TrajectoryStore):
             if place is None and world > 1:
@@ -73,25 +73,19 @@ def distill(
                 )
             room = place or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cdeq-")))
             path = room / f"trajectories-{recipe.store_mode}"
-            data = _recorded(
-                teacher, data, path, recipe, solver or Anderson(), max_steps, tol, bar("record")
-            )
+            with bar("record") as shown:
+                data = _recorded(
+                    teacher, data, path, recipe, solver or Anderson(), max_steps, tol, shown
+                )
         data.check(teacher=teacher)
         if recipe.store_mode == "full" and data.manifest.mode != "full":
             raise ValueError(
                 f"recipe {recipe.name!r} trains on the teacher's states: record with mode='full'"
             )
-        return _fit_student(
-            teacher,
-            data,
-            recipe,
-            config,
-            place,
-            task_loss,
-            start_network,
-            seed,
-            bar(f"distil {recipe.name}"),
-        )
+        with bar(f"distil {recipe.name}") as shown:
+            return _fit_student(
+                teacher, data, recipe, config, place, task_loss, start_network, seed, shown
+            )
 
 
 def _recorded(

@@ -49,7 +49,7 @@ class Recipe:
     end: float = 1.0
     time_map: Literal["exponential", "linear", "cosine"] = "exponential"
     rho: float = 0.1
-    decay: float = 0.65
+    decay: float = 0.5
     schedule: Literal["fixed", "learned"] = "fixed"
     history: Literal["anderson", "mlp", "gru", "none"] = "none"
     window: int = 1
@@ -60,7 +60,7 @@ class Recipe:
     feature_axis: int | None = None
 
     states: Literal["teacher", "own"] = "own"
-    depth: int = 8
+    depth: int = 6
     backprop: Literal["full", "checkpointed", "truncated"] = "full"
     loss: Literal["mse", "log"] = "log"
     log_floor: float = 1e-3

@@ -10,7 +10,7 @@ from torch import Tensor
 from cdeq.data.embedded import Examples, digits_graph, digits_images, pydoc_text, text_windows
 from cdeq.experiments.metrics import accuracy, perplexity
 from cdeq.experiments.task import Batch, DistillPlan, Task
-from cdeq.gradients import Phantom
+from cdeq.gradients import Implicit, Phantom
 from cdeq.models.graph.ignn import IGNN
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
@@ -30,6 +30,18 @@ def _draws(examples: Examples, batch: int, seed: int) -> Callable[[int], Batch]:
     return draw
 
 
+def _shifted(draw: Callable[[int], Batch], seed: int) -> Callable[[int], Batch]:
+    """The same images moved by up to a pixel."""
+
+    def shifted(update: int) -> Batch:
+        x, y = draw(update)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+        down, right = torch.randint(-1, 2, (2,), generator=generator).tolist()
+        return torch.roll(x, (down, right), (2, 3)), y
+
+    return shifted
+
+
 def _batches(examples: Examples, batch: int) -> list[Batch]:
     """All examples once, in order, the last batch maybe smaller."""
     return list(zip(examples.x.split(batch), examples.y.split(batch), strict=True))
@@ -43,20 +55,25 @@ def images(seed: int = 0) -> Task:
         dataset="digits (images)",
         build=lambda: ConvDEQ(channels=32),
         teach=TeachConfig(
-            fit=FitConfig(updates=300, learning_rate=2e-3, warmup=20, weight_decay=1e-2),
-            gradient=Phantom(steps=5, damping=1.0),
-            depths=(20, 40),
-            penalty=0.5,
+            fit=FitConfig(updates=260, learning_rate=2e-3, warmup=20, weight_decay=1e-2),
+            gradient=Implicit(tol=1e-3, max_steps=20),
+            depths=(15, 30),
+            penalty=1.0,
+            pretrain=80,
+            pretrain_depth=3,
             seed=seed,
         ),
-        teaching=_draws(splits.train, 64, seed),
+        teaching=_shifted(_draws(splits.train, 64, seed), seed),
         distilling=_batches(splits.train, 128)[:-1],
         valid=_batches(splits.valid, 128),
         test=_batches(splits.test, 128),
         metric=accuracy(),
         plans={
-            "paper": DistillPlan(fit=FitConfig(updates=400, learning_rate=1e-3)),
-            "anchored": DistillPlan(fit=FitConfig(updates=400, learning_rate=2e-3)),
+            "paper": DistillPlan(fit=FitConfig(updates=300, learning_rate=3e-3)),
+            "anchored": DistillPlan(
+                fit=FitConfig(updates=200, learning_rate=5e-3),
+                changes={"history": "anderson", "window": 3},
+            ),
         },
     )
 
@@ -74,20 +91,20 @@ def text(seed: int = 0) -> Task:
         teach=TeachConfig(
             fit=FitConfig(updates=370, learning_rate=4e-3, warmup=20),
             gradient=Phantom(steps=3, damping=1.0),
-            depths=(12, 24),
-            penalty=0.3,
+            depths=(10, 20),
+            penalty=0.6,
             pretrain=250,
             pretrain_depth=3,
             seed=seed,
         ),
-        teaching=_draws(train, batch, seed),
+        teaching=_draws(text_windows(prose.train, length, stride=16), batch, seed),
         distilling=_batches(Examples(train.x[kept], train.y[kept]), batch),
         valid=_batches(text_windows(prose.valid, length), batch)[:4],
         test=_batches(text_windows(prose.test, length), batch)[:12],
         metric=perplexity(),
         plans={
-            "paper": DistillPlan(fit=FitConfig(updates=300, learning_rate=1e-3)),
-            "anchored": DistillPlan(fit=FitConfig(updates=300, learning_rate=1e-3)),
+            "paper": DistillPlan(fit=FitConfig(updates=300, learning_rate=3e-3)),
+            "anchored": DistillPlan(fit=FitConfig(updates=300, learning_rate=5e-3)),
         },
     )
 
@@ -118,9 +135,10 @@ def graph(seed: int = 0) -> Task:
         test=[batch(nodes.test)],
         metric=accuracy(),
         plans={
-            "paper": DistillPlan(fit=FitConfig(updates=300, learning_rate=1e-3)),
+            "paper": DistillPlan(fit=FitConfig(updates=600, learning_rate=1e-2)),
             "anchored": DistillPlan(
-                fit=FitConfig(updates=300, learning_rate=1e-3), changes={"decay": 0.4}
+                fit=FitConfig(updates=500, learning_rate=1e-2),
+                changes={"decay": 0.65, "history": "anderson", "window": 5},
             ),
         },
     )

@@ -1,7 +1,7 @@
 """Results as tables, for the terminal and for Markdown; and the names and numbers both share."""
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
@@ -199,8 +199,11 @@ def teacher_text(teacher: TeacherResult, metric: Metric) -> str:
     return ", ".join(parts)
 
 
+QUANTITIES = ("metric", "distance", "residual", "seconds")
+
+
 def grid(
-    results: Results, dataset: str
+    results: Results, dataset: str, shown: Sequence[str] = QUANTITIES
 ) -> tuple[list[int | None], Iterator[tuple[str, str, list[tuple[str, bool]]]]]:
     """The step counts, and for each method and quantity its cells `(text, is best)`.
 
@@ -226,7 +229,7 @@ def grid(
     def lines() -> Iterator[tuple[str, str, list[tuple[str, bool]]]]:
         for method, points in found.items():
             at = {point.steps: point for point in points}
-            for label, field, text, higher in quantities:
+            for label, field, text, higher in (q for q in quantities if q[1] in shown):
                 cells = []
                 for k in steps:
                     value = getattr(at[k], field) if k in at else None
@@ -266,9 +269,9 @@ def results_table(results: Results, dataset: str) -> Table:
     return table
 
 
-def markdown_table(results: Results, dataset: str) -> str:
-    """The same as a Markdown table."""
-    steps, lines = grid(results, dataset)
+def markdown_table(results: Results, dataset: str, shown: Sequence[str] = QUANTITIES) -> str:
+    """The same as a Markdown table, of the quantities `shown`."""
+    steps, lines = grid(results, dataset, shown)
     teacher = teacher_text(results.teacher(dataset), metric_of(results, dataset))
     heads = ["explicit" if k is None else str(k) for k in steps]
     out = [

@@ -1,0 +1,70 @@
+"""What the README says is so: its commands exist, its code runs, its figures are those of results/."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import cdeq
+from cdeq.experiments.results import Results
+from cdeq.experiments.table import markdown_table
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+class TanhDEQ(nn.Module):
+    """z = tanh(W z + x), read out linearly."""
+
+    def __init__(self, width: int = 6, classes: int = 3):
+        super().__init__()
+        self.config = {"width": width, "classes": classes}
+        self.weight = nn.Parameter(0.5 * torch.eye(width))
+        self.head = nn.Linear(width, classes)
+
+    def inject(self, x):
+        return x
+
+    def start(self, context):
+        return torch.zeros_like(context)
+
+    def step(self, z, context):
+        return torch.tanh(z @ self.weight + context)
+
+    def readout(self, z, context):
+        return self.head(z)
+
+
+def test_the_make_commands_exist():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"make (\w+)", README))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_the_five_lines_run_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    x = torch.randn(8, 6)
+    names = {"teacher": TanhDEQ(), "loader": [x, torch.randn(8, 6)], "x": x}
+    usual = cdeq.distill
+    monkeypatch.setattr(cdeq, "distill", lambda *a, **k: usual(*a, updates=20, **k))
+    exec(BLOCKS[0], names)
+    assert names["logits"].shape == (8, 3)
+    assert bool(names["result"].converged.all())
+    assert (tmp_path / "student" / "config.json").exists()
+    exec(BLOCKS[2], names)  # the fields of a result
+
+
+def test_the_four_methods_are_the_contract():
+    exec(BLOCKS[1], names := {"nn": nn})
+    assert isinstance(names["Teacher"](), cdeq.EquilibriumModel)
+
+
+@pytest.mark.parametrize("task", ["images", "text", "graph"])
+def test_the_figures_are_those_of_the_results(task):
+    results = Results.from_json(ROOT / "results" / "tiny" / f"demo-{task}.json")
+    for line in markdown_table(results, results.datasets[0]).splitlines():
+        assert line in README

@@ -1,0 +1,131 @@
+"""Two processes under torchrun train as one does. This file is also the script that torchrun starts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cdeq import FitConfig, Student, TrajectoryStore, distill, process_group, recipe_named, record
+from cdeq.training.parallel import process_rank
+from teachers import Ring, Tanh, batches, inputs
+
+CONFIG = FitConfig(updates=12, learning_rate=1e-2, log_every=1, checkpoint_every=5)
+RECIPES = {
+    "paper": recipe_named("paper"),
+    "anchored": recipe_named("anchored"),
+    "mixed": recipe_named("anchored", history="gru", schedule="learned", lambda_1=0.7, depth=4),
+}
+
+
+def teacher():
+    """In double precision: Adam makes steps of full length out of rounding errors."""
+    return Tanh().double()
+
+
+def runs(root, where):
+    """Every recipe from its store, into `where`; the student saved by the first process."""
+    for name, recipe in RECIPES.items():
+        store = TrajectoryStore.open(root / recipe.store_mode)
+        student = distill(teacher(), store, recipe=recipe, fit_config=CONFIG, folder=where / name)
+        if process_rank()[0] == 0:
+            student.save(where / name / "student")
+
+
+def refused(root, where):
+    """What two processes cannot do, and how they say so."""
+    words = {}
+    for name, call in {
+        "graph": lambda: distill(Ring(), TrajectoryStore.open(root / "graph"), fit_config=CONFIG),
+        "odd": lambda: distill(Tanh(), TrajectoryStore.open(root / "odd"), fit_config=CONFIG),
+        "no folder": lambda: distill(Tanh(), batches(), fit_config=CONFIG),
+    }.items():
+        try:
+            call()
+            words[name] = "accepted"
+        except ValueError as error:
+            words[name] = str(error)
+    (where / f"refused{process_rank()[0]}.json").write_text(json.dumps(words))
+
+
+def main(root):
+    torch.set_num_threads(1)
+    with process_group():
+        where = root / "two"
+        where.mkdir(exist_ok=True)
+        runs(root, where)
+        # From a loader: the first process records, and both read.
+        distill(Tanh(), batches(), fit_config=CONFIG, folder=where / "loader", max_steps=10)
+        refused(root, where)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("torchrun")
+    data = [(x.double(), y) for x, y in batches()]
+    for mode in ("full", "endpoint"):
+        record(teacher(), data, root / mode, max_steps=10, mode=mode, dtype=torch.float64)
+    record(Ring(), batches(), root / "graph", mode="endpoint")
+    record(Tanh(), batches(size=7), root / "odd", mode="endpoint")
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *(__file__, str(root)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (root / "one").mkdir()
+    runs(root, root / "one")
+    return root
+
+
+def log(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_processes_have_the_loss_curve_of_one(root, name):
+    one, two = log(root / "one" / name), log(root / "two" / name)
+    assert len(one) == len(two) == 12
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in ours.keys() - {"seconds"}:
+            assert theirs[key] == pytest.approx(ours[key], rel=1e-5, abs=1e-9), (
+                key,
+                ours["update"],
+            )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_processes_end_in_the_weights_of_one(root, name):
+    one, two = (Student.load(root / where / name / "student") for where in ("one", "two"))
+    start = Student.for_example(teacher(), RECIPES[name], inputs().double())
+    moved = 0.0
+    theirs, began = dict(two.named_parameters()), dict(start.named_parameters())
+    for key, weight in one.named_parameters():
+        torch.testing.assert_close(weight, theirs[key], rtol=1e-5, atol=1e-6)
+        moved = max(moved, float((weight - began[key]).detach().abs().max()))
+    assert moved > 0.03
+    x = inputs(seed=50).double()
+    torch.testing.assert_close(one(x, steps=3), two(x, steps=3), rtol=1e-5, atol=1e-6)
+
+
+def test_a_loader_is_recorded_once(root):
+    assert len(log(root / "two" / "loader")) == 12
+    store = TrajectoryStore.open(root / "two" / "loader" / "trajectories-endpoint")
+    assert len(store) == 4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_cannot_be_shared_is_refused(root, rank):
+    words = json.loads((root / "two" / f"refused{rank}.json").read_text())
+    assert "cannot be divided: its state has no batch axis" in words["graph"]
+    assert "has 7 samples, which 2 processes cannot share evenly" in words["odd"]
+    assert "give a folder that all processes see" in words["no folder"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
