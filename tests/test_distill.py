@@ -330,6 +330,6 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, unplanned, damage):
 def test_progress_is_shown(capsys, monkeypatch, unplanned):
     monkeypatch.setenv("FORCE_COLOR", "1")
     distill(Tanh(), batches(2), fit_config=SHORT, progress=True)
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().err
     assert "record" in shown
     assert "distil anchored" in shown

@@ -329,3 +329,21 @@ def test_steps_can_be_differentiated_to_every_weight():
     missing = [n for n, p in student.trainable().items() if p.grad is None or not p.grad.any()]
     # The second tensor's head and memory reach the output through the first.
     assert missing == []
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("boundary", ["weights", "state"])
+def test_inference_in_ring_buffers_equals_the_differentiable_rollout(window, boundary):
+    changes = {"boundary": boundary, "history": "anderson", "window": window, "start": "zero"}
+    torch.manual_seed(0)
+    teacher = Tanh().double()
+    x = inputs().double()
+    student = Student.for_example(teacher, recipe_named("anchored", **changes), x)
+    with torch.no_grad():
+        for weight in student.trainable().values():
+            weight.add_(0.05 * torch.randn_like(weight))
+        fast = student.trajectory(x, 6)
+    tracked = student.trajectory(x, 6)
+    assert tracked[-1].requires_grad
+    for a, b in zip(fast, tracked, strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-6, atol=1e-8)

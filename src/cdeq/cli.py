@@ -38,12 +38,14 @@ def demo(options: Demo) -> int:
     from cdeq.training.log import ProgressBar
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=100)  # wide enough for the table
     torch.set_num_threads(options.threads or os.cpu_count() or 1)
     torch.manual_seed(options.seed)
     folder = options.out or Path("runs") / f"demo-{options.task}"
     began = time.perf_counter()
     task = DEMO_TASKS[options.task](options.seed)
-    results = run_demo(task, folder, seed=options.seed, progress=ProgressBar)
+    results = run_demo(task, folder, seed=options.seed, progress=ProgressBar, say=console.print)
     console.print(results_table(results, task.dataset))
     console.print(
         f"{time.perf_counter() - began:.0f} seconds in all. Read {folder / 'report.html'}; figures in {folder}/"

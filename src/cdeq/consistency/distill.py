@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import Recipe, recipe_named
 from cdeq.consistency.student import Student, check_teacher
 from cdeq.equilibrium.contract import check_contract
-from cdeq.equilibrium.states import State, map_state
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import Solver
 from cdeq.training.log import ProgressBar
@@ -26,7 +24,6 @@ from cdeq.training.loop import FitConfig, fit
 from cdeq.training.parallel import is_main_process, process_rank, wait_for_all
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
-from cdeq.trajectories.nesting import map_nest
 
 
 def distill(
@@ -53,7 +50,8 @@ def distill(
         before. Labels are used only by recipes with a task loss, and may be absent.
     `recipe`: a name or a `Recipe`; `fit_config` overrides `updates` and `learning_rate`.
     `folder`: where recordings, checkpoints and the log go; the same call on the same folder goes on where an
-        earlier one was cut short, to the same weights. Without it nothing is kept.
+        earlier one was cut short, to the same weights. A finished recording there is used as it is. Without
+        a folder nothing is kept.
     Under torchrun every process calls this alike; each takes its share of every batch.
     """
     check_teacher(teacher)
@@ -130,7 +128,7 @@ def _fit_student(
     weight = _first_weight(teacher)
 
     def placed(batch: TrajectoryBatch) -> TrajectoryBatch:
-        return PlacedBatch.of(batch, weight.device, weight.dtype)
+        return batch.to(weight.device, weight.dtype)
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -167,35 +165,3 @@ def _fit_student(
 def _first_weight(teacher: nn.Module) -> Tensor:
     """A weight whose device and dtype stand for the teacher's."""
     return next(p for p in teacher.parameters() if p.is_floating_point())
-
-
-class PlacedBatch:
-    """A recorded batch on the teacher's device, its states in the teacher's dtype."""
-
-    def __init__(self, batch: TrajectoryBatch, device: torch.device, dtype: torch.dtype):
-        self.batch, self.device, self.dtype = batch, device, dtype
-        self.steps = batch.steps
-
-    @classmethod
-    def of(cls, batch: TrajectoryBatch, device: torch.device, dtype: torch.dtype) -> Any:
-        """The batch as the teacher needs it: itself on the CPU in single precision."""
-        here = device.type == "cpu" and dtype == torch.float32
-        return batch if here else cls(batch, device, dtype)
-
-    @cached_property
-    def x(self) -> Any:
-        return map_nest(lambda tensor: tensor.to(self.device), self.batch.x)
-
-    @cached_property
-    def y(self) -> Any:
-        return map_nest(lambda tensor: tensor.to(self.device), self.batch.y)
-
-    @cached_property
-    def endpoint(self) -> State:
-        return self._placed(self.batch.endpoint)
-
-    def state(self, k: int) -> State:
-        return self._placed(self.batch.state(k))
-
-    def _placed(self, state: State) -> State:
-        return map_state(lambda tensor: tensor.to(self.device, self.dtype), state)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from cdeq.consistency.features import FeatureLinear
-from cdeq.equilibrium.states import State, StateLayout, norm_dtype, tensors_of
-from cdeq.solvers.anderson import anderson_weights
+from cdeq.equilibrium.states import State, StateLayout, norm_dtype, subtract, tensors_of
+from cdeq.solvers.anderson import Anderson, anderson_weights
 
 Evaluation = tuple[State, State]
 """A state z and the student's evaluation h(z) there."""
@@ -44,6 +44,25 @@ class AndersonHistory(nn.Module):
             alpha = anderson_weights(residuals @ residuals.mT, self.ridge).to(z.dtype)
         mixed = h if self.mixing == 1.0 else z.lerp(h, self.mixing)
         return layout.restore(torch.bmm(alpha[:, None], mixed).squeeze(1))
+
+
+class RunningAnderson:
+    """`AndersonHistory` along one rollout without gradients, in the solver's own ring buffers.
+
+    Each residual meets the others once, where `AndersonHistory` forms their products anew at each step.
+    """
+
+    def __init__(self, z: State, history: AndersonHistory, window: int):
+        self.layout = StateLayout.of(z, history.batched)
+        self.solver = Anderson(window=window, mixing=history.mixing, ridge=history.ridge)
+        self.memory = self.solver.init(self.layout.flatten(z))
+        self.count = 0
+
+    def __call__(self, z: State, h: State) -> State:
+        z, h = self.layout.flatten(z), self.layout.flatten(h)
+        mixed, self.memory = self.solver.update(self.count, z, h, subtract(h, z), self.memory)
+        self.count += 1
+        return self.layout.restore(mixed)
 
 
 def _newest_two(evaluations: list[Evaluation], index: int) -> list[tuple[Tensor, Tensor]]:

@@ -20,7 +20,14 @@ from cdeq.consistency.calibrate import calibrate
 from cdeq.consistency.certify import CertifiedSolution, certified_solve
 from cdeq.consistency.clock import inference_fraction, solver_time
 from cdeq.consistency.features import TimeHead, feature_axis_of
-from cdeq.consistency.history import AndersonHistory, Evaluation, GRUHistory, MLPHistory, NoHistory
+from cdeq.consistency.history import (
+    AndersonHistory,
+    Evaluation,
+    GRUHistory,
+    MLPHistory,
+    NoHistory,
+    RunningAnderson,
+)
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.saving import load_student, save_student
 from cdeq.consistency.start import PointwiseStart
@@ -244,28 +251,43 @@ class Student(nn.Module):
 
     def combine(self, evaluations: list[Evaluation], moment: Moment) -> State:
         """g: the next state from the last evaluations, the newest last (paper, Eqs. 7 and 10)."""
-        predicted = self.history(evaluations)
+        return self._bounded(evaluations[-1][0], self.history(evaluations), moment)
+
+    def _bounded(self, z: State, predicted: State, moment: Moment) -> State:
+        """c_skip z + c_out P under the boundary on the state; P itself where the weights carry it."""
         if self.recipe.boundary == "weights":
             return predicted
         c_out = moment.strength
-        return map_state(lambda z, p: z + c_out * (p - z), evaluations[-1][0], predicted)
+        return map_state(lambda old, p: old + c_out * (p - old), z, predicted)
 
     def advance(
         self, z: State, moment: Moment, evaluations: list[Evaluation], prepared: Prepared
     ) -> tuple[State, list[Evaluation]]:
         """One step: the next state, and the evaluations to remember for the one after it."""
-        h = self.evaluate(z, moment, prepared)
-        keep = 0 if self.recipe.history == "none" else self.recipe.window
-        evaluations = [*evaluations[-keep:], (z, h)] if keep else [(z, h)]
+        evaluations = self._remembered(evaluations, z, self.evaluate(z, moment, prepared))
         return self.combine(evaluations, moment), evaluations
+
+    def _remembered(self, evaluations: list[Evaluation], z: State, h: State) -> list[Evaluation]:
+        """The newest evaluation and those before it that the history module looks at."""
+        keep = 0 if self.recipe.history == "none" else self.recipe.window
+        return [*evaluations[-keep:], (z, h)] if keep else [(z, h)]
 
     def rollout(self, prepared: Prepared, steps: int) -> Iterator[State]:
         """z_0, z_1, ..., z_steps (paper, Algorithm 1); z_j has cost j evaluations."""
         z = self.begin(prepared)
         yield z
         evaluations: list[Evaluation] = []
+        running: RunningAnderson | None = None
         for j in range(steps):
-            z, evaluations = self.advance(z, self.moment(j), evaluations, prepared)
+            moment = self.moment(j)
+            h = self.evaluate(z, moment, prepared)
+            if j == 0 and isinstance(self.history, AndersonHistory) and not _is_tracked(z, h):
+                running = RunningAnderson(z, self.history, self.recipe.window)
+            if running is not None:
+                z = self._bounded(z, running(z, h), moment)
+            else:
+                evaluations = self._remembered(evaluations, z, h)
+                z = self.combine(evaluations, moment)
             yield z
 
     # Use.
@@ -304,3 +326,8 @@ class Student(nn.Module):
     def load(cls, folder: str | Path, teacher: nn.Module | type | None = None) -> Student:
         """Read a saved student; `teacher`: its class, or an instance to fill, where the folder cannot tell."""
         return load_student(cls, Path(folder), teacher)
+
+
+def _is_tracked(*states: State) -> bool:
+    """Whether a gradient is recorded for any of the states."""
+    return any(t.requires_grad for state in states for t in tensors_of(state))

@@ -74,16 +74,26 @@ def distil_student(
     )
 
 
-def run_demo(task: Task, folder: Path, *, seed: int = 0, progress: ProgressFactory) -> Results:
+def run_demo(
+    task: Task,
+    folder: Path,
+    *,
+    seed: int = 0,
+    progress: ProgressFactory,
+    say: Callable[[str], None],
+) -> Results:
     """Everything the demo makes, in `folder`: students, results.json, plots, report.html."""
     with progress(f"train teacher ({task.name})") as bar:
         teacher, seconds = train_teacher(task, folder / "teacher", seed, bar)
-    students = {
-        name: distil_student(task, teacher, name, folder / f"distil-{name}", seed, progress=True)
-        for name in RECIPES
-    }
-    for name, student in students.items():
-        student.save(folder / f"student-{name}")
+    say(f"teacher trained: {type(teacher).__name__}, {seconds:.0f} s")
+    students: dict[str, Student] = {}
+    for name in RECIPES:
+        began = time.perf_counter()
+        students[name] = distil_student(
+            task, teacher, name, folder / f"distil-{name}", seed, progress=True
+        )
+        students[name].save(folder / f"student-{name}")
+        say(f"student distilled: {name}, {time.perf_counter() - began:.0f} s")
 
     model = check_contract(teacher)
     known = reference(model, task.test, task.metric)

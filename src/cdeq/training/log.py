@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
@@ -47,9 +48,13 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class ProgressBar:
-    """A bar with the current distance (or loss) and the time left; use it as a context manager."""
+    """A bar with the current distance (or loss) and the time left; use it as a context manager.
+
+    It is drawn on standard error, and not at all where that is no terminal.
+    """
 
     def __init__(self, title: str):
+        console = Console(stderr=True)
         self.bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -57,6 +62,8 @@ class ProgressBar:
             TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(),
             transient=True,
+            console=console,
+            disable=not console.is_terminal,
         )
         self.task = self.bar.add_task(title, total=None, shown="")
 

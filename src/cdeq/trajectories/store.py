@@ -119,13 +119,23 @@ class TrajectoryBatch:
     """One recorded batch; everything is read when first asked for, and then kept.
 
     `steps` is K, the index of the last state; 0 in a store of endpoints. States come in single
-    precision, or in double if so recorded.
+    precision, or in double if so recorded, on the CPU; `to` says otherwise.
     """
 
-    def __init__(self, store: TrajectoryStore, index: int, rows: slice | None = None):
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        index: int,
+        rows: slice | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ):
         self.index = index
         self.steps = store.manifest.steps
         self._store, self._rows = store, rows
+        self._device = device
+        recorded = torch.float64 if store.manifest.dtype == "float64" else torch.float32
+        self._dtype = recorded if dtype is None else dtype
         self._states: dict[int, State] = {}
 
     @property
@@ -174,6 +184,10 @@ class TrajectoryBatch:
             self._states[k] = self._state("states", (k,))
         return self._states[k]
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> TrajectoryBatch:
+        """The same batch on a device, its states in a dtype."""
+        return TrajectoryBatch(self._store, self.index, self._rows, device, dtype)
+
     def part(self, rank: int, world: int) -> TrajectoryBatch:
         """The `rank`-th of `world` equal runs of samples, for data-parallel training.
 
@@ -190,7 +204,8 @@ class TrajectoryBatch:
             )
         count = self.size // world
         start = (0 if self._rows is None else self._rows.start) + rank * count
-        return TrajectoryBatch(self._store, self.index, slice(start, start + count))
+        rows = slice(start, start + count)
+        return TrajectoryBatch(self._store, self.index, rows, self._device, self._dtype)
 
     @cached_property
     def _whole(self) -> int:
@@ -206,16 +221,15 @@ class TrajectoryBatch:
         shape = stored.get_shape()
         cut = self._rows is not None and shape and shape[0] == self._whole
         # A copy, so that writing into it does not reach the mapped file's other readers.
-        return stored[self._rows if cut else ...].clone()
+        return stored[self._rows if cut else ...].to(self._device, copy=True)
 
     def _state(self, name: str, leading: tuple[int, ...]) -> State:
         manifest = self._store.manifest
         assert manifest.structure is not None
         form = manifest.structure["state"]
-        dtype = torch.float64 if manifest.dtype == "float64" else torch.float32
         index = leading if self._rows is None else (*leading, self._rows)
         parts = []
         for j in range(form["tensors"]):
             stored = self._store.slice_of(self.index, f"{name}.{j}")
-            parts.append(stored[index or ...].to(dtype, copy=True))
+            parts.append(stored[index or ...].to(self._device, self._dtype, copy=True))
         return tuple(parts) if form["tuple"] else parts[0]
