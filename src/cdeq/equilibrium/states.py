@@ -70,6 +70,8 @@ class StateLayout:
 
     def flatten(self, state: State) -> Tensor:
         """The state as a matrix (B, D); a view where memory allows."""
+        if isinstance(state, Tensor) and not self.is_tuple and state.shape == self.shapes[0]:
+            return state.reshape(self.batch, self.sizes[0])  # the usual case, once a step
         tensors = tensors_of(state)
         shapes = tuple(t.shape for t in tensors)
         if shapes != self.shapes or isinstance(state, Tensor) == self.is_tuple:

@@ -17,14 +17,13 @@ SMALLEST_DENOMINATOR = 0.1  # one update stretches a step at most tenfold
 
 @dataclass
 class _Memory:
-    """The steps s_0 ... s_{n-1} since the last restart, (B, memory, D), and two small matrices of them.
+    """The steps s_0 ... s_{n-1} since the last restart, (B, memory, D), and a small matrix of them.
 
-    `gram` holds s_i.s_j, (B, memory, memory). `factors` gives the amounts a = factors (s_j.r)_j that the
-    factors of the inverse Jacobian add to a residual r, (B, memory, memory), lower triangular.
+    `factors` (B, memory, memory), lower triangular, gives the amounts a = factors (s_j.r)_j that the
+    factors of the inverse Jacobian add to a residual r.
     """
 
     steps: Tensor
-    gram: Tensor
     factors: Tensor
     count: int
 
@@ -34,7 +33,7 @@ class Broyden:
     """z_{k+1} = z_k - J_k^{-1} (f(z_k) - z_k), with J_0 = -I and one rank-one update of J a step.
 
     With full steps the inverse is a product of factors I + s_{j+1} s_j^T / |s_j|^2, so only the steps are
-    kept: half the usual memory, and two passes over it an update. After `memory` steps it starts anew:
+    kept: half the usual memory, and three passes over it an update. After `memory` steps it starts anew:
     dropping the oldest factor instead breaks the secant equations of the rest, and often stalls.
     """
 
@@ -46,11 +45,10 @@ class Broyden:
 
     def init(self, z: Tensor) -> _Memory:
         batch, dim = z.shape
-        n = self.memory
+        dtype = norm_dtype(z.dtype)
         return _Memory(
-            steps=z.new_empty(batch, n, dim, dtype=norm_dtype(z.dtype)),
-            gram=z.new_empty(batch, n, n, dtype=torch.float64),
-            factors=z.new_zeros(batch, n, n, dtype=torch.float64),
+            steps=z.new_empty(batch, self.memory, dim, dtype=dtype),
+            factors=z.new_zeros(batch, self.memory, self.memory, dtype=dtype),
             count=0,
         )
 
@@ -60,35 +58,29 @@ class Broyden:
         n = memory.count % self.memory
         memory.count = n + 1
         step, r = memory.steps[:, n : n + 1], residual[:, None]
+        tiny = torch.finfo(r.dtype).tiny
         if n == 0:
             step.copy_(r)
+            square = torch.bmm(r, r.mT).clamp_min_(tiny)
         else:
-            _write_step(r, step, n, memory)
-        square = torch.linalg.vecdot(step, step)[:, :, None].double().clamp_min_(1e-280)
-        memory.gram[:, n : n + 1, n : n + 1] = square
-        if n > 0:
+            known, factors = memory.steps[:, :n], memory.factors[:, :n, :n]
+            _write_step(r, known, factors, step)
             # a_n = s_n.p / |s_n|^2, where p has gone through the factors before.
-            row = torch.bmm(memory.gram[:, n : n + 1, 1 : n + 1], memory.factors[:, :n, :n])
-            torch.div(row, square, out=memory.factors[:, n : n + 1, :n])
-        memory.factors[:, n : n + 1, n : n + 1] = 1 / square
+            products = torch.bmm(step, memory.steps[:, 1 : n + 1].mT)
+            square = products[:, :, -1:].clamp_min_(tiny)
+            memory.factors[:, n : n + 1, :n] = torch.bmm(products, factors).div_(square)
+        memory.factors[:, n, n, None, None] = square.reciprocal()
         return torch.add(z, step.squeeze(1)).to(z.dtype), memory
 
 
-def _write_step(r: Tensor, step: Tensor, n: int, memory: _Memory) -> None:
-    """Write s_n = p / (1 - s_{n-1}.p / |s_{n-1}|^2) and its products; p is r (B, 1, D) through all factors.
+def _write_step(r: Tensor, steps: Tensor, factors: Tensor, step: Tensor) -> None:
+    """Write s_n = p / (1 - s_{n-1}.p / |s_{n-1}|^2), where p is r (B, 1, D) through all factors.
 
     Factor j adds a_j s_{j+1} to p, with a_j = s_j.p / |s_j|^2: linear in the products s_j.r, so that r
     meets every step once.
     """
-    steps = memory.steps[:, :n]
     # A row times a matrix: many times faster on CPU than a matrix times a column.
-    along = torch.bmm(r, steps.mT).double()
-    a = torch.bmm(along, memory.factors[:, :n, :n].mT)
+    a = torch.bmm(torch.bmm(r, steps.mT), factors.mT)
     shrink = 1 - a[:, :, -1:]
     shrink = shrink.abs().clamp_min_(SMALLEST_DENOMINATOR).copysign_(shrink)
-    added = a[:, :, :-1]
-    p = torch.baddbmm(r, added.to(r.dtype), steps[:, 1:])
-    torch.div(p, shrink.to(r.dtype), out=step)
-    products = torch.baddbmm(along, added, memory.gram[:, 1:n, :n]).div_(shrink)
-    memory.gram[:, n : n + 1, :n] = products
-    memory.gram[:, :n, n : n + 1] = products.mT
+    torch.div(torch.baddbmm(r, a[:, :, :-1], steps[:, 1:]), shrink, out=step)
