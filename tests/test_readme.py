@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import cdeq
+from cdeq.experiments.readme import TASKS, filled
 from cdeq.experiments.results import Results
-from cdeq.experiments.table import markdown_table
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -63,8 +63,14 @@ def test_the_four_methods_are_the_contract():
     assert isinstance(names["Teacher"](), cdeq.EquilibriumModel)
 
 
-@pytest.mark.parametrize("task", ["images", "text", "graph"])
-def test_the_figures_are_those_of_the_results(task):
-    results = Results.from_json(ROOT / "results" / "tiny" / f"demo-{task}.json")
-    for line in markdown_table(results, results.datasets[0]).splitlines():
-        assert line in README
+def test_the_figures_are_those_of_the_results():
+    assert filled(README, ROOT / "results" / "tiny") == README
+    for task in TASKS:
+        results = Results.from_json(ROOT / "results" / "tiny" / f"demo-{task}.json")
+        assert results.command == f"cdeq demo --task {task}"
+        assert not results.commit.endswith("-dirty")
+
+
+def test_a_page_without_the_place_is_refused():
+    with pytest.raises(ValueError, match="no place"):
+        filled("nothing here", ROOT)

@@ -16,6 +16,7 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -218,13 +219,26 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def current_commit(folder: str | os.PathLike[str] = ".") -> str:
-    """The commit checked out in `folder`, "-dirty" if tracked files changed, or "unknown"."""
+def current_commit(folder: str | os.PathLike[str] | None = None) -> str:
+    """The commit checked out in `folder`, "-dirty" if tracked files changed, or "unknown".
+
+    Without a folder, the commit of cdeq's own source; its version, if it is installed as a package.
+    """
+    if folder is None:
+        here = Path(__file__)
+        return _commit(here.parent, here.name) or f"cdeq {version('cdeq')}"
+    return _commit(folder) or "unknown"
+
+
+def _commit(folder: str | os.PathLike[str], tracked: str = ".") -> str | None:
+    """The commit, if git knows the folder and the file there."""
     try:
+        if not _git(folder, "ls-files", tracked):
+            return None
         commit = _git(folder, "rev-parse", "--verify", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return None
     return f"{commit}-dirty" if changed else commit
 
 
