@@ -20,24 +20,31 @@ demo: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
+# Not the README, whose code has its comments in a column.
 lint: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff format src tests bench
 
+# Both run before either is copied: a copied figure would make the tree, and so the commit, dirty.
 bench: $(READY)
-	$(BIN)/python bench/solvers.py --json results/bench/solvers.json
-	$(BIN)/python bench/steps.py --json results/bench/steps.json
+	$(BIN)/python bench/solvers.py --json runs/bench/solvers.json
+	$(BIN)/python bench/steps.py --json runs/bench/steps.json
+	mkdir -p results/bench
+	cp runs/bench/*.json results/bench/
 
-# The figures that the README shows, from fresh runs.
+# The figures that the README shows, from fresh runs; copied when all have run, as above.
 results: $(READY)
-	mkdir -p results/tiny
 	for task in images text graph; do \
-	  rm -rf runs/demo-$$task && $(BIN)/cdeq demo --task $$task && \
+	  rm -rf runs/demo-$$task && $(BIN)/cdeq demo --task $$task || exit 1; \
+	done
+	mkdir -p results/tiny/recipes
+	for task in images text graph; do \
+	  cp runs/demo-$$task/recipes.json results/tiny/recipes/demo-$$task.json && \
 	  cp runs/demo-$$task/results.json results/tiny/demo-$$task.json && \
 	  cp runs/demo-$$task/*-$$task.png results/tiny/demo-$$task.png || exit 1; \
 	done

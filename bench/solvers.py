@@ -10,9 +10,7 @@ On a busy machine the ratio of CPU time says more than that of wall time (with o
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import time
 import warnings
@@ -29,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from torchdeq.solver.anderson import anderson_solver
 from torchdeq.solver.broyden import broyden_solver
 
+from cdeq.experiments.results import write_measurements
 from cdeq.solvers import Anderson, Broyden, solve
 
 TOL, MAX_STEPS = 1e-4, 50
@@ -241,22 +240,20 @@ def main() -> None:
         torch.manual_seed(0)
         f, z0, batched = build()
         rows += [{"map": name, **row} for row in measure(f, z0, batched, options.repeats)]
-    machine = {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": options.threads,
-        "load_before": load,
-        "load_after": os.getloadavg(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
     console = Console(width=150)
     show(rows, console)
     console.print("ratio: wall time; CPU: CPU time; a step: wall time divided by evaluations.")
     console.print(f"A ratio in red misses its target, a residual in red misses {TOL:g}.")
     console.print(f"threads {options.threads}, load {load[0]:.1f} to {os.getloadavg()[0]:.1f}")
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+        write_measurements(
+            options.json,
+            rows,
+            load_before=load,
+            load_after=os.getloadavg(),
+            tol=TOL,
+            repeats=options.repeats,
+        )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cdeq.experiments.results import Results
+from cdeq import cli
+from cdeq.consistency.recipes import RecipeError
+from cdeq.consistency.saving import StudentFolderError
+from cdeq.experiments.results import Results, ResultsError
+from cdeq.training import CheckpointError
+from cdeq.trajectories import DamagedStore, StoreError
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -47,6 +52,7 @@ def test_demo_prints_one_table_and_writes_everything(graph_demo):
     assert results.command == "cdeq demo --task graph --threads 1"
     assert (made / "report.html").read_text().startswith("<!doctype html>")
     assert list(made.glob("*.png"))
+    assert list(made.glob("*.svg"))
     raw = json.loads((made / "results.json").read_text())
     assert set(raw) == {"experiment", "scale", "commit", "command", "hardware", "teachers", "rows"}
 
@@ -62,6 +68,29 @@ def test_the_anchored_student_is_nearer_than_every_solver_and_never_drifts(graph
     assert curve == sorted(curve, reverse=True)
 
 
+def test_the_certified_solve_is_shown_and_kept(graph_demo):
+    folder, done = graph_demo
+    assert "to a certified residual of 0.001" in " ".join(done.stdout.split())
+    made = folder / "runs" / "demo-graph"
+    found = json.loads((made / "recipes.json").read_text())["certified"]["anchored"]
+    assert found["solver_converged"] == found["student_converged"] == 1.0
+    assert found["student_evaluations"] < found["solver_evaluations"]
+    assert "to a certified residual of 0.001" in (made / "report.html").read_text()
+
+
+def test_the_recipes_are_kept_beside_the_results(graph_demo):
+    made = graph_demo[0] / "runs" / "demo-graph"
+    found = json.loads((made / "recipes.json").read_text())
+    anchored = found["students"]["anchored"]
+    assert anchored["changes"] == {"decay": 0.65, "history": "anderson", "window": 5}
+    assert (anchored["training"]["updates"], anchored["training"]["learning_rate"]) == (500, 0.01)
+    assert found["teacher"]["training"]["fit"]["updates"] == 200
+    assert found["teacher"]["training"]["gradient"]["type"] == "Phantom"
+    report = (made / "report.html").read_text()
+    for words in ("decay=0.65", "500 updates at a learning rate of 0.01", "Paper student: recipe"):
+        assert words in report
+
+
 def test_a_second_call_resumes_and_agrees(graph_demo):
     folder, _ = graph_demo
     before = Results.from_json(folder / "runs" / "demo-graph" / "results.json")
@@ -71,6 +100,8 @@ def test_a_second_call_resumes_and_agrees(graph_demo):
     assert [(r.metric, r.distance) for r in before.rows] == [
         (r.metric, r.distance) for r in after.rows
     ]
+    # The teacher was not trained again: its time is that of the first call.
+    assert after.teachers[0].train_seconds == before.teachers[0].train_seconds > 1
 
 
 def test_the_saved_student_can_be_used(graph_demo):
@@ -105,3 +136,101 @@ def test_the_options_of_the_command_line(tmp_path):
     shown = cdeq("demo", "--help", cwd=tmp_path).stdout
     for option in ("--task", "--out", "--seed", "--threads"):
         assert option in shown
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CheckpointError("it belongs to\nanother run"),
+        StoreError("it belongs to another run"),
+        DamagedStore("it belongs to another run"),
+        RecipeError("it belongs to another run"),
+        ResultsError("it belongs to another run"),
+        StudentFolderError("it belongs to another run"),
+        ImportError("it belongs to another run"),
+        OSError("it belongs to another run"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_known_errors_are_one_line(error, monkeypatch, capsys):
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr(cli, "demo", fail)
+    assert cli.main(["demo"]) == 1
+    shown = capsys.readouterr()
+    assert shown.err == "cdeq: it belongs to another run\n"
+    assert shown.out == ""
+
+
+def test_an_error_that_is_not_known_is_not_hidden(monkeypatch):
+    def fail(options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "demo", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["demo"])
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path):
+    folder = tmp_path / "out" / "teacher"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
+    done = cdeq("demo", "--task", "graph", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cdeq: ")
+    assert "damaged" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_place_that_is_no_folder_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = cdeq("demo", "--task", "graph", "--out", "file", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "file" in done.stderr
+
+
+def test_another_seed_has_another_folder():
+    assert cli.Demo().folder == Path("runs/demo-images")
+    assert cli.Demo(task="text", seed=1).folder == Path("runs/demo-text-seed1")
+    assert cli.Demo(seed=1, out=Path("here")).folder == Path("here")
+
+
+@pytest.mark.parametrize(
+    ("task", "module", "package"),
+    [("text", "matplotlib", "matplotlib"), ("graph", "sklearn", "scikit-learn")],
+)
+def test_a_missing_extra_is_found_before_training(task, module, package, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(
+        "cdeq.experiments.demo.run_demo", lambda *a, **k: pytest.fail("training began")
+    )
+    assert cli.main(["demo", "--task", task]) == 1
+    shown = capsys.readouterr().err
+    assert package in shown
+    assert "cdeq[demo]" in shown
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [((), []), (("--threads", "3"), [3])])
+def test_threads_are_set_only_when_asked_for(arguments, expected, monkeypatch):
+    asked = []
+
+    class Stop(Exception):
+        pass
+
+    def stop(*arguments, **options):
+        raise Stop
+
+    monkeypatch.setattr("torch.set_num_threads", asked.append)
+    monkeypatch.setattr("cdeq.experiments.demo.run_demo", stop)
+    with pytest.raises(Stop):
+        cli.main(["demo", "--task", "graph", *arguments])
+    assert asked == expected
+
+
+def test_threads_below_one_are_refused(tmp_path):
+    done = cdeq("demo", "--threads", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "threads must be at least 1" in done.stdout + done.stderr

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import cdeq
 from cdeq import FitConfig, TrajectoryStore, distill, record
@@ -333,3 +334,26 @@ def test_progress_is_shown(capsys, monkeypatch, unplanned):
     shown = capsys.readouterr().err
     assert "record" in shown
     assert "distil anchored" in shown
+
+
+def test_a_teacher_that_does_not_converge_is_warned_of(unplanned):
+    class Turning(Tanh):
+        """A rotation about c / (1 - R): it never comes nearer."""
+
+        def step(self, z, context):
+            turned = torch.cat([-z[:, 1:2], z[:, :1], z[:, 2:]], dim=1)
+            return turned + 0.1 * torch.tanh(context + z @ self.weight.T)
+
+    with pytest.warns(UserWarning, match="does not converge within the budget"):
+        distill(
+            Turning(), batches(2), fit_config=SHORT, solver=cdeq.Picard(), max_steps=5, tol=1e-6
+        )
+
+
+def test_a_start_network_of_the_user_is_copied(unplanned):
+    network = nn.Linear(8, 8)
+    before = network.weight.clone()
+    first = distill(Tanh(), batches(2), fit_config=SHORT, start_network=network)
+    assert torch.equal(network.weight, before)
+    assert network.weight.requires_grad
+    assert not torch.equal(first.start_network.weight, before)

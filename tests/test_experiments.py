@@ -1,13 +1,21 @@
 """Tasks, metrics and the comparison that every table is made of."""
 
+import importlib.util
+import io
+import json
 import math
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import from_functions
+from cdeq.experiments.certified import compare_certified
 from cdeq.experiments.compare import (
     STEPS,
     compare,
@@ -17,10 +25,17 @@ from cdeq.experiments.compare import (
     solver_method,
     student_method,
 )
+from cdeq.experiments.demo import train_teacher
 from cdeq.experiments.demo_tasks import DEMO_TASKS
 from cdeq.experiments.metrics import accuracy, perplexity
+from cdeq.experiments.provenance import TRAINING, described, making_notes, recipes_of
+from cdeq.experiments.task import DistillPlan, Task
 from cdeq.solvers import Anderson, Picard
+from cdeq.training.loop import FitConfig
 from cdeq.training.task_loss import IGNORED
+from cdeq.training.teach import TeachConfig
+
+ROOT = Path(__file__).parents[1]
 
 
 class Affine(torch.nn.Module):
@@ -174,3 +189,207 @@ def test_the_demo_never_distils_on_test_data():
 
 def test_the_listed_step_counts():
     assert STEPS == (1, 2, 3, 5, 8, 12)
+
+
+# Certified solving beside the solver.
+
+
+def test_the_certified_comparison_counts_evaluations():
+    model, _ = contraction(0.9)
+    x = batches()[0][0]
+    student = Student.for_example(model, recipe_named("anchored"), x).eval()
+    found = compare_certified(student, x, tol=1e-3, repeats=1)
+    solved = student.solve(x, tol=1e-3)
+    assert found.samples == 5
+    assert found.student_evaluations == pytest.approx(float(solved.steps.double().mean()))
+    assert found.finished_by_student == solved.finished_by.count("student") / 5
+    assert found.solver_converged == found.student_converged == 1.0
+    assert found.solver_seconds > 0
+    assert found.student_seconds > 0
+    assert "to a certified residual of 0.001 on 5 samples" in found.text()
+    assert "above it" not in found.text()
+
+
+def test_samples_that_miss_the_tolerance_are_said():
+    model, _ = contraction(0.99)
+    x = batches()[0][0]
+    student = Student.for_example(model, recipe_named("anchored"), x).eval()
+    found = compare_certified(student, x, tol=1e-6, max_steps=2, repeats=1)
+    assert found.student_converged == found.finished_by_student == 0.0
+    assert "student.solve left 100% of the samples above it" in found.text()
+
+
+# What is kept of how things were made.
+
+
+def toy_task(updates=30):
+    def draw(update):
+        return batches()[update % 2]
+
+    return Task(
+        name="toy",
+        dataset="toy",
+        build=lambda: contraction()[0],
+        teach=TeachConfig(fit=FitConfig(updates=updates, checkpoint_every=10, log_every=5)),
+        teaching=draw,
+        distilling=batches(),
+        valid=batches(),
+        test=batches(),
+        metric=accuracy(),
+        plans={
+            "paper": DistillPlan(fit=FitConfig(updates=7)),
+            "anchored": DistillPlan(
+                fit=FitConfig(updates=9, learning_rate=5e-3), changes={"decay": 0.7}
+            ),
+        },
+    )
+
+
+class Cut(Exception):
+    pass
+
+
+def cut_at(update):
+    def progress(done, total, metrics):
+        if done == update:
+            raise Cut
+
+    return progress
+
+
+def test_the_seconds_of_training_survive_a_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr("cdeq.experiments.provenance.current_commit", lambda: "first")
+    with pytest.raises(Cut):
+        train_teacher(toy_task(), tmp_path, 0, cut_at(15))
+    first = json.loads((tmp_path / TRAINING).read_text())
+    assert first["seconds"] > 0
+    assert not first["finished"]
+
+    monkeypatch.setattr("cdeq.experiments.provenance.current_commit", lambda: "second")
+    _, done = train_teacher(toy_task(), tmp_path, 0, None)
+    assert done.seconds > first["seconds"]
+    assert done.commits == ("first", "second")
+    assert done.finished
+
+    monkeypatch.setattr("cdeq.experiments.provenance.current_commit", lambda: "third")
+    _, again = train_teacher(toy_task(), tmp_path, 0, None)
+    assert again == done
+
+
+def test_training_that_starts_anew_counts_anew(tmp_path):
+    (tmp_path / TRAINING).write_text('{"seconds": 1e6, "commits": ["old"], "finished": true}')
+    _, done = train_teacher(toy_task(), tmp_path, 0, None)
+    assert done.seconds < 1e6
+    assert "old" not in done.commits
+
+
+def test_a_training_nobody_timed_is_not_made_up(tmp_path):
+    task = toy_task()
+    teacher, _ = train_teacher(task, tmp_path, 0, None)
+    (tmp_path / TRAINING).unlink()
+    _, done = train_teacher(task, tmp_path, 0, None)
+    assert done.seconds is None
+    assert done.commits[0] == "unknown"
+    assert "in a time not recorded" in making_notes(task, teacher, done)[0]
+
+
+def test_the_settings_of_every_student_are_written_down():
+    task = toy_task()
+    teacher, training = train_teacher(task, None, 0, None)
+    found = json.loads(json.dumps(recipes_of(task, teacher, training)))
+    assert found["students"]["anchored"]["changes"] == {"decay": 0.7}
+    assert found["students"]["anchored"]["recipe"]["decay"] == 0.7
+    assert found["students"]["paper"]["training"]["updates"] == 7
+    assert found["teacher"]["training"]["solver"]["type"] == "Anderson"
+    assert found["teacher"]["train_seconds"] > 0
+    about_teacher, paper, anchored = making_notes(task, teacher, training)
+    assert "30 updates at a learning rate of 0.001" in about_teacher
+    assert (
+        paper == "Paper student: recipe paper as it stands; 7 updates at a learning rate of 0.001."
+    )
+    assert anchored == (
+        "Anchored student: recipe anchored with decay=0.7, set for this task; "
+        "9 updates at a learning rate of 0.005."
+    )
+
+
+def test_settings_are_plain_json():
+    config = replace(toy_task().teach, pretrain=3)
+    assert json.loads(json.dumps(described(config)))["pretrain"] == 3
+    assert described({"a": (1, torch.float32)}) == {"a": [1, "torch.float32"]}
+
+
+# Benchmarks.
+
+
+def bench(name):
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "bench" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_bench_steps_times_the_rollout_of_both_recipes(tmp_path, monkeypatch, capsys):
+    steps = bench("steps")
+    model, _ = contraction()
+    named = {name: (model, batches()[0][0]) for name in steps.teachers()}
+    monkeypatch.setattr(steps, "teachers", lambda: named)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    rolled = []
+    usual = Student.rollout
+    monkeypatch.setattr(
+        Student,
+        "rollout",
+        lambda self, *a: (
+            rolled.append((self.recipe.history, self.recipe.window)) or usual(self, *a)
+        ),
+    )
+    path = tmp_path / "new" / "steps.json"
+    arguments = ["steps.py", "--repeats", "1", "--steps", "1", "2", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    steps.main()
+    assert set(rolled) == {("none", 1), ("anderson", 3)}
+    data = json.loads(path.read_text())
+    assert len(data["rows"]) == 8
+    assert {row["target"] for row in data["rows"]} == {1.10}
+    assert len({row["recipe"] for row in data["rows"]}) == 2
+    assert data["command"].startswith("python steps.py")
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 100
+    for name in named:
+        assert shown.count(name) == 4
+
+
+def test_bench_steps_table_fits_a_hundred_columns():
+    steps = bench("steps")
+    row = {
+        "steps": 8,
+        "plain_seconds": 1.23456,
+        "student_seconds": 1.34567,
+        "ratio": 1.09,
+        "cpu_ratio": 1.08,
+        "call_ratio": 1.12,
+        "target": 1.10,
+    }
+    rows = [{"teacher": name, **row} for name in steps.teachers()]
+    for title in steps.RECIPES:
+        console = Console(width=100, record=True, file=io.StringIO())
+        console.print(steps.table_of(title, rows))
+        text = console.export_text()
+        assert title in text
+        assert all(name in text for name in steps.teachers())
+        assert "…" not in text
+
+
+def test_bench_solvers_makes_its_folder_and_says_how(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torchdeq")
+    solvers = bench("solvers")
+    monkeypatch.setattr(solvers, "MAPS", {})
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    path = tmp_path / "new" / "solvers.json"
+    monkeypatch.setattr(sys, "argv", ["solvers.py", "--json", str(path)])
+    with torch.enable_grad():  # the bench switches gradients off; put them back
+        solvers.main()
+    data = json.loads(path.read_text())
+    assert {"command", "commit", "hardware", "load_before", "load_after", "rows"} <= set(data)
+    assert data["hardware"]["cpu"]

@@ -56,11 +56,32 @@ def _kind(descriptor):
 
 
 def test_leftovers_are_removed_by_pattern(tmp_path):
-    names = ["a.bin", "a.bin.0123abcd.tmp", "b.bin.0123abcd.tmp", "mine.tmp"]
+    names = ["a.bin", "a.bin.0123abcd.tmp", "a.bin.mine.tmp", "b.bin.0123abcd.tmp", "mine.tmp"]
     for name in names:
         (tmp_path / name).touch()
     files.remove_leftovers(tmp_path, "a.*")
-    assert sorted(os.listdir(tmp_path)) == ["a.bin", "b.bin.0123abcd.tmp", "mine.tmp"]
+    left = ["a.bin", "a.bin.mine.tmp", "b.bin.0123abcd.tmp", "mine.tmp"]
+    assert sorted(os.listdir(tmp_path)) == left
+
+
+def test_what_an_interrupted_write_leaves_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", lambda a, b: None)
+    files.atomic_write_bytes(tmp_path / "a.bin", b"content")
+    assert len(os.listdir(tmp_path)) == 1
+    files.remove_leftovers(tmp_path, "a.bin")
+    assert os.listdir(tmp_path) == []
+
+
+def test_differences_have_dotted_names():
+    recorded = {"same": 1, "a": {"b": 1, "c": {"d": 2}}, "gone": 3, "kind": {"x": 1}}
+    given = {"same": 1, "a": {"b": 1, "c": {"d": 4}}, "new": 5, "kind": 2}
+    assert files.differences(recorded, given) == {
+        "a.c.d": (2, 4),
+        "gone": (3, None),
+        "kind": ({"x": 1}, 2),
+        "new": (None, 5),
+    }
+    assert files.differences(given, given) == {}
 
 
 def test_checksum_of_a_file(tmp_path):

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from cdeq.consistency.history import AndersonHistory, GRUHistory, MLPHistory, NoHistory
+from cdeq.consistency.history import (
+    AndersonHistory,
+    GRUHistory,
+    MLPHistory,
+    NoHistory,
+    RunningAnderson,
+)
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.states import map_state
@@ -106,6 +112,28 @@ def test_an_untrained_student_with_anderson_is_the_anderson_solver(window, kind,
             map_state(
                 lambda a, b: torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7), ours, theirs
             )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("mixing", [1.0, 0.6])
+def test_half_precision_is_mixed_in_single(dtype, mixing):
+    """Near the equilibrium, where residuals are small beside the states, as along one rollout."""
+    g = torch.Generator().manual_seed(0)
+    star = torch.randn(4, 50, generator=g)
+    past = []
+    for scale in (0.1, 0.05, 0.02):
+        z = star + scale * torch.randn(4, 50, generator=g)
+        past.append((z.to(dtype), (z + 0.5 * (star - z)).to(dtype)))
+    history = AndersonHistory(mixing, batched=True)
+    running = RunningAnderson(past[0][0], history, window=2)
+    for i, (z, h) in enumerate(past):
+        mixed, other = history(past[: i + 1]), running(z, h)
+        exact = history([(a.double(), b.double()) for a, b in past[: i + 1]])
+        assert mixed.dtype == other.dtype == dtype
+        # Rounded once, at the end: within the rounding of the exact answer.
+        close = {"rtol": 1.01 * torch.finfo(dtype).eps / 2, "atol": 2e-5}
+        torch.testing.assert_close(mixed.double(), exact, **close)
+        torch.testing.assert_close(other.double(), exact, **close)
 
 
 MODULES = {"mlp": MLPHistory, "gru": GRUHistory}

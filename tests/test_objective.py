@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
+from cdeq.consistency.losses import log_distance, mean_squared_error
 from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
@@ -213,7 +214,9 @@ def test_the_time_map_sets_the_moment(draw, time_map):
         "linear": lambda k: k / K,
         "cosine": lambda k: 1 - math.cos(math.pi * k / (2 * K)),
     }
-    changes = {"lambda_1": 1.0, "lambda_2": 0.0, "rho": 0.3, "gamma": 3.0, "time_map": time_map}
+    changes = {"lambda_1": 1.0, "lambda_2": 0.0, "gamma": 3.0, "time_map": time_map}
+    if time_map == "exponential":
+        changes["rho"] = 0.3
     objective, batch, teacher, _ = setting("paper", augment_probability=0.0, **changes)
     ours = Literal(teacher, leaves(objective), batch.x, gamma=3.0)
     ours.time = fractions[time_map]
@@ -284,7 +287,9 @@ def log_loss(z, star):
 
 @pytest.mark.parametrize("backprop", ["full", "checkpointed", "truncated"])
 def test_own_rollout_with_log_loss(backprop):
-    objective, batch, teacher, _ = setting("anchored", backprop=backprop, depth=5, decay=0.65)
+    objective, batch, teacher, _ = setting(
+        "anchored", backprop=backprop, depth=5, decay=0.65, injection="student"
+    )
     loss, metrics = objective(batch, 0)
     weights = leaves(objective)
     states = literal_rollout(objective, teacher, batch, weights, backprop == "truncated")
@@ -294,6 +299,15 @@ def test_own_rollout_with_log_loss(backprop):
         shown = ((z - batch.endpoint).norm(dim=1) / batch.endpoint.norm(dim=1)).mean()
         torch.testing.assert_close(metrics[name], shown.detach())
     same_gradients(objective, loss, weights, expected)
+
+
+@pytest.mark.parametrize("backprop", ["full", "checkpointed", "truncated"])
+def test_the_start_network_runs_once_an_update(backprop):
+    objective, batch, _, _ = setting("anchored", backprop=backprop)
+    calls = []
+    objective.student.start_network.register_forward_hook(lambda *_: calls.append(None))
+    objective(batch, 0)[0].backward()
+    assert len(calls) == 1
 
 
 def test_truncated_gradients_are_others():
@@ -328,7 +342,7 @@ def test_checkpointing_changes_no_bit_of_the_gradient(kind, history, schedule):
 @pytest.mark.parametrize("direction", ["later", "earlier"])
 def test_own_rollout_with_local_and_task_terms(direction):
     changes = {"lambda_1": 0.7, "lambda_2": 0.4, "task_until": 0.5, "depth": 4, "loss": "mse"}
-    changes["decay"] = 0.65
+    changes |= {"decay": 0.65, "injection": "student"}
     objective, batch, teacher, old = setting("anchored", direction=direction, **changes)
     loss, _ = objective(batch, 0)
     weights = leaves(objective)
@@ -346,6 +360,26 @@ def test_own_rollout_with_local_and_task_terms(direction):
     expected = expected / 4
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
     same_gradients(objective, loss, weights, expected)
+
+
+# The distances
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_measured_in_single(dtype):
+    g = torch.Generator().manual_seed(0)
+    star = torch.randn(4, 300, generator=g).to(dtype)
+    z = (star + 0.02 * torch.randn(4, 300, generator=g)).to(dtype).requires_grad_()
+    exact = (z.double() - star.double()).square()
+    mse = mean_squared_error(z, star, batched=True)
+    log = log_distance(z, star, batched=True, floor=1e-9)
+    assert mse.dtype == log.dtype == torch.float32
+    torch.testing.assert_close(mse.double(), exact.mean(), rtol=1e-5, atol=0)
+    ratio = exact.sum(1) / star.double().square().sum(1)
+    expected = torch.log(ratio + 1e-9).mean()
+    torch.testing.assert_close(log.double(), expected, rtol=1e-6, atol=0)
+    (mse + log).backward()
+    assert z.grad.dtype == dtype
 
 
 # Labels, and states of other shapes

@@ -58,6 +58,28 @@ def test_the_five_lines_run_as_written(tmp_path, monkeypatch):
     exec(BLOCKS[2], names)  # the fields of a result
 
 
+def test_saving_and_loading_run_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    x, teacher = torch.randn(8, 6), TanhDEQ()
+    cdeq.distill(teacher, [x], updates=5).save("student/")
+    names = {"cdeq": cdeq, "teacher": TanhDEQ(), "held_out": [torch.randn(8, 6)]}
+    exec(BLOCKS[3], names)
+    assert len(names["student"].calibrated) > 0
+    assert cdeq.Student.load("student/").calibrated == names["student"].calibrated
+
+
+def test_the_caption_explains_what_is_shown_and_nothing_else():
+    caption = README.split("<!-- end of figures -->")[1].split("##")[0]
+    caption = re.sub(r"`[^`]*`", "", caption)
+    explained = {word.lower() for word in re.findall(r"\*([^*]+)\*", caption.replace("\n", " "))}
+    rows = [line.split("|")[2].strip() for line in README.splitlines() if line.startswith("|  |")]
+    rows += [
+        line.split("|")[2].strip() for line in README.splitlines() if line.startswith("| Picard |")
+    ]
+    assert explained == set(rows)
+
+
 def test_the_four_methods_are_the_contract():
     exec(BLOCKS[1], names := {"nn": nn})
     assert isinstance(names["Teacher"](), cdeq.EquilibriumModel)

@@ -119,6 +119,35 @@ WRONG = [
     ("anchored", {"mixing": 0.5}, "mixing"),
     ("anchored", {"history": "mlp", "window": 3}, "window"),
     ("anchored", {"history": "gru", "mixing": 0.5}, "mixing"),
+    # Not of the right kind.
+    ("paper", {"window": 2.0}, "window"),
+    ("paper", {"window": "3"}, "window"),
+    ("anchored", {"depth": 3.5}, "depth"),
+    ("anchored", {"depth": True}, "depth"),
+    ("anchored", {"delta": "low_rank", "rank": 4.0}, "rank"),
+    ("paper", {"augment_first": 1.5}, "augment_first"),
+    ("anchored", {"feature_axis": 1.0}, "feature_axis"),
+    ("anchored", {"gamma": "2"}, "gamma"),
+    ("anchored", {"lambda_2": math.inf}, "lambda_2"),
+    # Without effect.
+    ("anchored", {"time_map": "linear"}, "time_map"),
+    ("anchored", {"rho": 0.3}, "rho"),
+    ("paper", {"rho": 0.3, "time_map": "linear"}, "rho"),
+    ("anchored", {"first_index": 1}, "first_index"),
+    ("anchored", {"augment_first": 1}, "augment_first"),
+    ("anchored", {"augment_last": 1}, "augment_last"),
+    ("paper", {"augment_probability": 0.0, "augment_last": 1}, "augment_last"),
+    ("paper", {"depth": 3}, "depth"),
+    ("paper", {"log_floor": 0.1}, "log_floor"),
+    ("anchored", {"loss": "mse", "log_floor": 0.1}, "log_floor"),
+    ("anchored", {"direction": "earlier"}, "direction"),
+    ("anchored", {"ema": 0.5}, "ema"),
+    ("paper", {"lambda_1": 1.0, "ema": 0.5}, "ema"),
+    ("anchored", {"rank": 2}, "rank"),
+    ("anchored", {"task_until": 0.9}, "task_until"),
+    ("paper", {"lambda_2": 0.0, "task_until": 0.9}, "task_until"),
+    ("anchored", {"eps": 0.1}, "eps"),
+    ("anchored", {"end": 2.0}, "end"),
 ]
 
 
@@ -138,6 +167,16 @@ RIGHT = [
     ("anchored", {"schedule": "learned", "gamma": 2.0}),
     ("anchored", {"boundary": "state", "history": "mlp"}),
     ("anchored", {"lambda_1": 0.0, "ema": 0.0, "lambda_2": 3.0}),
+    # Other fields may lose their meaning, and a value that is no change needs none.
+    ("paper", {"lambda_1": 1.0}),
+    ("paper", {"lambda_2": 0.0}),
+    ("paper", {"time_map": "linear"}),
+    ("paper", {"augment_probability": 0.0}),
+    ("paper", {"states": "own", "augment_probability": 0.0}),
+    ("anchored", {"loss": "mse"}),
+    ("anchored", {"states": "teacher", "start": "zero"}),
+    ("anchored", {"rho": 0.1, "ema": 0.95, "rank": 8}),
+    ("anchored", {"lambda_2": 1.0, "task_until": 0.9}),
 ]
 
 
@@ -145,3 +184,11 @@ RIGHT = [
 def test_ablations_are_one_changed_field(name, changes):
     recipe = recipe_named(name, **changes)
     assert {k: getattr(recipe, k) for k in changes} == changes
+
+
+def test_what_has_an_effect_is_asked_of_the_changes_alone():
+    recipe = recipe_named(recipe_named("paper", rho=0.3), time_map="linear")
+    assert recipe.rho == 0.3
+    with pytest.raises(RecipeError, match="rho makes no difference without time_map='exponential'"):
+        recipe_named(recipe, rho=0.2)
+    assert recipe_named(recipe_named("paper"), states="own", augment_probability=0.0).depth == 6

@@ -262,6 +262,14 @@ def test_markdown_table():
     assert "| Broyden | accuracy | 40.0% | 45.0% | 55.0% | – |" in "\n".join(lines)
 
 
+def test_the_cost_is_shown_when_asked_for_and_has_no_best():
+    assert "cost in steps" not in markdown_table(RESULTS, "digits")
+    text = markdown_table(RESULTS, "digits", ("metric", "distance", "f_equivalents"))
+    assert "|  | cost in steps | 1.8 | 2.8 | 3.8 | 5.8 | 8.8 | 12.8 |  |" in text
+    assert "|  | cost in steps | 1.0 | 2.0 | 3.0 | 5.0 | 8.0 | 12.0 |  |" in text
+    assert "residual" not in text.split("| method |")[1]
+
+
 def test_a_diverged_seed_is_not_averaged_away():
     row = next(r for r in RESULTS.rows if r.method == "anchored")
     other = dataclasses.replace(row, seed=1, metric=math.nan)

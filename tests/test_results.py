@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,11 @@ from cdeq.experiments.results import (
     current_command,
     current_commit,
     current_hardware,
+    write_measurements,
 )
+from cdeq.experiments.table import metric_of
+
+TINY = Path(__file__).parents[1] / "results" / "tiny"
 
 TEACHER = TeacherResult(
     dataset="digits",
@@ -100,6 +106,27 @@ def test_failed_write_keeps_the_old_file(tmp_path):
     with pytest.raises(TypeError):
         broken.to_json(path)
     assert Results.from_json(path) == RESULTS
+
+
+def test_results_are_written_by_the_one_atomic_writer(tmp_path, monkeypatch):
+    path = RESULTS.to_json(tmp_path / "r.json")
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        dataclasses.replace(RESULTS, commit="other").to_json(path)
+    assert Results.from_json(path) == RESULTS
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_measurements_stand_beside_command_commit_and_hardware(tmp_path):
+    path = write_measurements(tmp_path / "new" / "b.json", [{"ratio": 0.5}], tol=1e-4)
+    data = json.loads(path.read_text())
+    assert list(data) == ["command", "commit", "hardware", "tol", "rows"]
+    assert data["hardware"]["threads"] >= 1
+    assert data["rows"] == [{"ratio": 0.5}]
 
 
 def change(where, name, value):
@@ -197,3 +224,17 @@ def test_hardware_fits_the_schema(tmp_path):
     assert hardware["threads"] >= 1
     results = dataclasses.replace(RESULTS, hardware=hardware)
     assert Results.from_json(results.to_json(tmp_path / "r.json")) == results
+
+
+@pytest.mark.parametrize("task", ["images", "text", "graph"])
+def test_the_published_figures_show_what_we_claim(task):
+    results = Results.from_json(TINY / f"demo-{task}.json")
+    (teacher,) = results.teachers
+    at = {(row.method, row.steps): row for row in results.rows}
+    for k in (1, 2, 3, 5, 8):
+        for rival in ("picard", "anderson", "broyden", "paper"):
+            assert at["anchored", k].distance < at[rival, k].distance, (rival, k)
+    curve = [at["anchored", k].distance for k in (1, 2, 3, 5, 8, 12)]
+    assert curve == sorted(curve, reverse=True)
+    metric = metric_of(results, teacher.dataset)
+    assert metric.near(at["anchored", 2].metric, teacher.metric, within=0.01)

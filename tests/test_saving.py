@@ -1,14 +1,22 @@
 """A student on disk, and what is refused there."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from cdeq import Student, recipe_named
+from cdeq.consistency.copying import frozen_copy
 from cdeq.consistency.saving import StudentFolderError
+from cdeq.consistency.start import PointwiseStart
+from cdeq.consistency.student import Form
 from cdeq.data.graphs import Graph
 from cdeq.models import IGNN, ConvDEQ, TransformerDEQ
 from teachers import Normed, OfferedStart, Offering, Pair, Ring, Tanh, Tied, inputs, randomized
@@ -270,18 +278,47 @@ def test_descriptions_that_are_none(saved, content):
 
 
 def test_foreign_classes_are_not_imported(saved):
-    import sys
-
     path = saved / "config.json"
     config = json.loads(path.read_text())
     config["teacher"]["class"] = "turtledemo.chaos:main"
     path.write_text(json.dumps(config))
     with pytest.raises(
-        StudentFolderError, match="import it first, or pass its class or an instance"
+        StudentFolderError, match="import it first; or pass its class or an instance as `teacher=`"
     ):
         Student.load(saved)
     assert "turtledemo.chaos" not in sys.modules
     Student.load(saved, teacher=Tanh)
+
+
+def test_a_class_of_a_script_is_passed_in(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import cdeq, teachers\n"
+        "class Teacher(teachers.Tanh):\n    pass\n"
+        "recipe = cdeq.recipe_named('anchored')\n"
+        "student = cdeq.Student.for_example(Teacher(), recipe, teachers.inputs())\n"
+        f"student.save({str(tmp_path / 'student')!r})\n"
+    )
+    tests = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": tests, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, script], check=True, env=environment)
+    with pytest.raises(
+        StudentFolderError,
+        match="__main__:Teacher is not there: pass its class or an instance as `teacher=`",
+    ):
+        Student.load(tmp_path / "student")
+    assert isinstance(Student.load(tmp_path / "student", teacher=Tanh), Student)
+
+
+def test_a_start_network_that_is_not_there(saved):
+    path = saved / "config.json"
+    config = json.loads(path.read_text())
+    config["start_network"]["class"] = "teachers:Nobody"
+    path.write_text(json.dumps(config))
+    with pytest.raises(
+        StudentFolderError, match=r"start network's class .* is not there: define it"
+    ):
+        Student.load(saved)
 
 
 def test_a_teacher_without_a_config_is_passed_as_an_instance(tmp_path):
@@ -300,15 +337,212 @@ def test_an_instance_that_does_not_fit_is_refused(saved):
         Student.load(saved, teacher=Normed())
 
 
-def test_a_save_cut_short_is_seen(saved, monkeypatch):
-    """Saving over an older student first takes away what makes the folder a student."""
+# Saving over an older student
+
+
+def names(folder):
+    return {p.name for p in folder.iterdir()}
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_before(monkeypatch, number):
+    """From here on the process ends at the `number`-th change to the disk; False if it never came to that."""
+    changes = []
+
+    def before(function):
+        def wrapped(*arguments, **options):
+            if len(changes) == number:
+                raise Killed
+            changes.append(function)
+            return function(*arguments, **options)
+
+        return wrapped
+
+    # A killed process does not tidy up after itself either, so the last `unlink` of a write is one more change.
+    monkeypatch.setattr(os, "replace", before(os.replace))
+    monkeypatch.setattr(os, "fsync", before(os.fsync))
+    monkeypatch.setattr(Path, "unlink", before(Path.unlink))
+
+
+@pytest.mark.parametrize("change", ["both", "student", "nothing"])
+def test_a_folder_holds_the_old_student_or_the_new_one_at_every_instant(
+    tmp_path, monkeypatch, change
+):
+    x = inputs()
+    old = make(Tanh(), x)
+    new = make(Tanh(seed=1 if change == "both" else 0), x)
+    if change == "nothing":
+        new.plan = {1e-2: 3}
+    else:
+        randomized(new.requires_grad_(True), seed=8)
+        new.requires_grad_(False)
+        if change == "student":
+            new.methods.load_state_dict(old.methods.state_dict())
+    found, number, ended = [], 0, False
+    while not ended:
+        folder = tmp_path / str(number)
+        old.save(folder)
+        with monkeypatch.context() as patch:
+            killed_before(patch, number)
+            try:
+                new.save(folder)
+                ended = True
+            except Killed:
+                pass
+        again = Student.load(folder)
+        is_new = again.plan == new.plan and torch.equal(again(x), new(x))
+        same(new if is_new else old, again, x)
+        found.append(is_new)
+        # Whatever was left there, the next save is whole and leaves nothing else.
+        third = make(Tanh(seed=2), x, "paper")
+        third.save(folder)
+        same(third, Student.load(folder), x)
+        assert len(names(folder)) == 3
+        number += 1
+    assert number > 6
+    assert found == sorted(found)
+    assert not found[0]
+    assert found[-1]
+
+
+def test_a_first_save_cut_short_is_no_student(tmp_path, monkeypatch):
+    for number in range(6):
+        with monkeypatch.context() as patch:
+            killed_before(patch, number)
+            with pytest.raises(Killed):
+                make(Tanh(), inputs()).save(tmp_path)
+        with pytest.raises(StudentFolderError, match=r"config\.json is missing"):
+            Student.load(tmp_path)
+    make(Tanh(), inputs()).save(tmp_path)
+    assert names(tmp_path) == set(FILES)
+
+
+def test_a_failed_save_leaves_the_older_student(saved, monkeypatch):
     import cdeq.consistency.saving as saving
+
+    x, before = inputs(), Student.load(saved)
 
     def fatal(path, content):
         raise OSError("disk full")
 
-    monkeypatch.setattr(saving, "atomic_write_bytes", fatal)
-    with pytest.raises(OSError, match="disk full"):
-        make(Tanh(), inputs()).save(saved)
-    with pytest.raises(StudentFolderError, match=r"config\.json is missing"):
-        Student.load(saved)
+    for name in ("atomic_write_bytes", "atomic_write_text"):
+        with monkeypatch.context() as patch:
+            patch.setattr(saving, name, fatal)
+            with pytest.raises(OSError, match="disk full"):
+                make(Tanh(seed=1), x).save(saved)
+        same(before, Student.load(saved), x)
+
+
+def test_saving_again_and_again_keeps_one_student(tmp_path):
+    x = inputs()
+    for seed in (0, 1, 1, 2, 0):
+        student = make(Tanh(seed=seed), x)
+        student.save(tmp_path)
+        same(student, Student.load(tmp_path), x)
+        assert len(names(tmp_path)) == 3
+
+
+def test_files_of_others_are_left_alone(saved):
+    others = {
+        "mine.tmp",
+        "report.json.0123abcd.tmp",
+        "config.json.tmp",
+        "config.json.mine.tmp",
+        "student-best.safetensors",
+        "optimizer.safetensors",
+    }
+    leftovers = {
+        "config.json.0123abcd.tmp",
+        "teacher.safetensors.0123abcd.tmp",
+        "student-0123456789ab.safetensors.0123abcd.tmp",
+        "student-0123456789ab.safetensors",
+    }
+    for name in others | leftovers:
+        (saved / name).touch()
+    make(Tanh(), inputs()).save(saved)
+    assert names(saved) == others | set(FILES)
+
+
+# Sparse matrices
+
+
+class Meshed(Ring):
+    """Hears its neighbours by a sparse matrix that it keeps as a buffer."""
+
+    def __init__(self, *, layout="csr", size=6, shift=1, **options):
+        super().__init__(**options)
+        self.config |= {"layout": layout, "size": size}
+        matrix = torch.eye(size).roll(shift, 0) * 0.5
+        if shift == 2:
+            matrix[0, 0] = 0.3  # another number of entries
+        self.inner = torch.nn.Module()
+        self.inner.register_buffer("mesh", converted(matrix, layout))
+        self.mesh = self.inner.mesh  # a second name, not a buffer
+        self.register_buffer("mesh_again", self.mesh)
+
+    def step(self, z, context):
+        self.calls += 1
+        return torch.tanh((self.mesh @ z + self.inner.mesh @ z) @ self.weight.T + context)
+
+
+def converted(matrix, layout):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse .* tensor support is in beta")
+        return matrix.to_sparse(layout=getattr(torch, f"sparse_{layout}"))
+
+
+def meshed(teacher, x, name="anchored"):
+    """A student of a teacher that cannot be copied plainly."""
+    recipe = recipe_named(name)
+    z = teacher.start(teacher.inject(x))
+    form = Form(features=(8,), axes=(1,), weights=("weight", "injection"))
+    network = (
+        PointwiseStart.matching(teacher.inject(x), z, [1]) if recipe.start == "learned" else None
+    )
+    student = Student(frozen_copy(teacher), recipe, form, network)
+    return randomized(student).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("layout", ["csr", "coo"])
+@pytest.mark.parametrize("name", ["paper", "anchored"])
+def test_sparse_buffers_survive(tmp_path, layout, name):
+    x = inputs()
+    student = meshed(Meshed(layout=layout, shift=2), x, name)
+    student.save(tmp_path)
+    for again in (
+        Student.load(tmp_path),
+        Student.load(tmp_path, teacher=Meshed(layout=layout, shift=3)),
+    ):
+        teacher = again.teacher
+        assert teacher.mesh is teacher.inner.mesh is teacher.mesh_again
+        assert teacher.mesh.layout == student.teacher.mesh.layout
+        assert torch.equal(teacher.mesh.to_dense(), student.teacher.mesh.to_dense())
+        for steps in range(3):
+            assert torch.equal(again(x, steps=steps), student(x, steps=steps))
+
+
+def test_sparse_buffers_that_do_not_fit_are_refused(tmp_path):
+    x = inputs()
+    meshed(Meshed(), x).save(tmp_path)
+    with pytest.raises(
+        StudentFolderError, match=r"mesh_again has shape \(6, 6\), the model \(7, 7\)"
+    ):
+        Student.load(tmp_path, teacher=Meshed(size=7))
+    with pytest.raises(StudentFolderError, match=r"unmatched names .*mesh_again\.columns"):
+        Student.load(tmp_path, teacher=Meshed(layout="coo"))
+    with pytest.raises(
+        StudentFolderError, match=r"mesh_again is a torch.sparse_csc tensor.*CSR or COO"
+    ):
+        meshed(Meshed(layout="csc"), x).save(tmp_path)
+    Student.load(tmp_path)
+
+
+def test_sparse_buffers_that_are_not_persistent_are_not_saved(tmp_path):
+    teacher = Tanh()
+    teacher.register_buffer("mesh", converted(torch.eye(6), "csc"), persistent=False)
+    student = meshed(teacher, inputs())
+    student.save(tmp_path)
+    same(student, Student.load(tmp_path), inputs())

@@ -90,7 +90,9 @@ def test_the_teachers_own_network_is_preferred_and_a_given_one_to_that():
     x, recipe = inputs(), recipe_named("anchored")
     assert isinstance(Student.for_example(Offering(), recipe, x).start_network, OfferedStart)
     own = nn.Linear(8, 8)
-    assert Student.for_example(Offering(), recipe, x, own).start_network is own
+    given = Student.for_example(Offering(), recipe, x, own).start_network
+    assert type(given) is nn.Linear
+    assert torch.equal(given.weight, own.weight)
     zero = recipe_named("anchored", start="zero")
     assert Student.for_example(Offering(), zero, x, own).start_network is None
 

@@ -139,7 +139,7 @@ def test_paper_is_algorithm_1(mixing, eps, end):
 def test_anchored_is_theta_plus_c_delta(gamma, start, schedule):
     teacher, x = Tanh().double(), inputs(dtype=torch.float64)
     changes = {"gamma": gamma, "start": start, "schedule": schedule, "decay": 0.65, "depth": 8}
-    student = make(teacher, x, "anchored", **changes)
+    student = make(teacher, x, "anchored", injection="student", **changes)
     student = randomized(student, 0.3)
     delta = changes_of(student)
     with torch.no_grad():
@@ -164,7 +164,7 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
             return torch.sin(x @ self.injection.T)
 
     teacher, x = Curved(), inputs()
-    student = randomized(make(teacher, x, "anchored", start="zero"), 0.5)
+    student = randomized(make(teacher, x, "anchored", start="zero", injection="student"), 0.5)
     delta = changes_of(student)
     z = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -180,7 +180,7 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
 
 def test_the_error_obeys_its_bound():
     teacher, x = Linear(norm=0.8).double(), inputs(dtype=torch.float64)
-    student = randomized(make(teacher, x, "anchored", start="zero"), 1.0)
+    student = randomized(make(teacher, x, "anchored", start="zero", injection="student"), 1.0)
     delta, star = changes_of(student), teacher.equilibrium(x)
     with torch.no_grad():
         states = student.trajectory(x, 40)
@@ -253,7 +253,7 @@ def test_a_learned_schedule_is_monotone_and_can_be_learned(gamma):
 
 def test_only_the_weights_of_the_step_are_changed():
     x = inputs()
-    student = make(Tanh(), x, "anchored")
+    student = make(Tanh(), x, "anchored", injection="student")
     assert student.form.weights == ("weight", "injection")
     assert not any("head" in name for name in student.trainable())
     assert not any(name.startswith("methods") for name in student.trainable())
@@ -347,3 +347,27 @@ def test_inference_in_ring_buffers_equals_the_differentiable_rollout(window, bou
     assert tracked[-1].requires_grad
     for a, b in zip(fast, tracked, strict=True):
         torch.testing.assert_close(a, b.detach(), rtol=1e-6, atol=1e-8)
+
+
+def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
+    class Counting(Tanh):
+        injections = 0
+
+        def inject(self, x):
+            self.injections += 1
+            return super().inject(x)
+
+    teacher, x = Counting(), inputs()
+    student = randomized(make(teacher, x, "anchored", start="zero", injection="teacher"), 0.5)
+    assert student.form.weights == ("weight",)
+    student.teacher.injections = 0
+    with torch.no_grad():
+        z = student.trajectory(x, 2)[2]
+        assert student.teacher.injections == 1
+        first = torch.tanh(teacher.inject(x))
+        W = teacher.weight + student.recipe.decay * changes_of(student)["weight"]
+        torch.testing.assert_close(z, torch.tanh(first @ W.T + teacher.inject(x)))
+    both = make(teacher, x, "anchored", start="zero", injection="student")
+    both.teacher.injections = 0
+    both(x, steps=1)
+    assert both.teacher.injections == 2

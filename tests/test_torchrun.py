@@ -122,8 +122,8 @@ def test_a_loader_is_recorded_once(root):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_cannot_be_shared_is_refused(root, rank):
     words = json.loads((root / "two" / f"refused{rank}.json").read_text())
-    assert "cannot be divided: its state has no batch axis" in words["graph"]
-    assert "has 7 samples, which 2 processes cannot share evenly" in words["odd"]
+    assert "a state without a batch axis cannot be shared" in words["graph"]
+    assert "batches of 7 samples cannot be shared evenly by 2 processes" in words["odd"]
     assert "give a folder that all processes see" in words["no folder"]
 
 

@@ -21,6 +21,7 @@ from cdeq.trajectories import (
     IncompleteStore,
     StoreError,
     TrajectoryStore,
+    UnsolvedBatch,
     augment_endpoints,
     record,
 )
@@ -186,6 +187,59 @@ def test_float16_overflow_is_an_error_that_names_bfloat16(tmp_path):
     with pytest.raises(OverflowError, match=r"float16.*bfloat16"):
         record(Affine(), data, tmp_path / "a", dtype=torch.float16, max_steps=3)
     record(Affine(), data, tmp_path / "b", dtype=torch.bfloat16, max_steps=3)
+
+
+@pytest.mark.parametrize("mode", ["full", "endpoint"])
+@pytest.mark.parametrize("where", ["weights", "input"])
+def test_a_teacher_without_finite_numbers_is_refused(tmp_path, mode, where):
+    model, data = Affine(), batches(4)
+    if where == "weights":
+        model.weight.data.fill_(torch.nan)
+        message = r"batch 0: .* not finite for 4 of 4 samples, the first of them number 0"
+    else:
+        data[2][0][1:3] = torch.inf
+        message = r"batch 2: .* not finite for 2 of 4 samples, the first of them number 1"
+    with pytest.raises(UnsolvedBatch, match=message):
+        record(model, data, tmp_path, mode=mode, max_steps=5)
+    with pytest.raises(IncompleteStore):
+        TrajectoryStore.open(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["full", "endpoint"])
+def test_unconverged_samples_are_kept_and_counted(tmp_path, mode):
+    data = batches(5)
+    data[1][0].mul_(0.01)  # nearly linear there, so slower
+    store = record(
+        Affine(scale=1.0), data, tmp_path, mode=mode, max_steps=6, tol=0.0, batches_per_shard=2
+    )
+    residuals = torch.cat([b.residual for b in store]).sort().values
+    assert len(residuals) == 20
+    for i in (0, 7, 18):
+        assert residuals[i] < residuals[i + 1]
+        assert store.unconverged(float(residuals[i])) == (19 - i) / 20
+    assert store.unconverged(0.0) == 1.0
+    assert store.unconverged(float(residuals[-1])) == 0.0
+
+
+def test_sizes_of_batches(tmp_path):
+    data = [x for size in (4, 3, 4, 1, 2) for x, _ in batches(1, size=size)]
+    store = record(Affine(), data, tmp_path / "a", max_steps=2, batches_per_shard=2)
+    assert store.sizes() == [4, 3, 4, 1, 2] == [b.size for b in store]
+    whole = record(Affine(batched=False), data, tmp_path / "b", max_steps=2)
+    assert whole.sizes() == [1] * 5
+
+
+def test_sizes_and_residuals_are_read_without_the_rest(folder, monkeypatch):
+    def never(path):
+        raise AssertionError("read a whole shard")
+
+    monkeypatch.setattr("cdeq.trajectories.store.sha256_of_file", never)
+    store = TrajectoryStore.open(folder)
+    assert store.sizes() == [4] * 5
+    assert 0 <= store.unconverged(1e-3) <= 1
+    (folder / "shard-00001.safetensors").unlink()
+    with pytest.raises(DamagedStore, match="shard-00001"):
+        store.sizes()
 
 
 X = torch.arange(4.0 * D).reshape(4, D)
@@ -493,13 +547,18 @@ def test_check_compares_teacher_and_data(tmp_path):
         assert caught.value.parts == ("data",)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning")
 def test_teacher_fingerprint_sees_sparse_buffers(tmp_path):
-    for layout in (torch.sparse_coo, torch.sparse_csr):
+    for layout in (
+        *(torch.sparse_coo, torch.sparse_csr, torch.sparse_csc),
+        *(torch.sparse_bsr, torch.sparse_bsc),
+    ):
+        blocks = {"blocksize": (2, 2)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
 
-        def graph(value, layout=layout):
+        def graph(value, layout=layout, blocks=blocks):
             model = Affine()
-            model.register_buffer("adjacency", (torch.eye(3) * value).to_sparse(layout=layout))
+            matrix = (torch.eye(4) * value).to_sparse(layout=layout, **blocks)
+            model.register_buffer("adjacency", matrix)
             return model
 
         store = record(graph(1.0), batches(1), tmp_path / str(layout), max_steps=2)

@@ -1,17 +1,20 @@
 """theta + c delta, and contexts mixed with the same c."""
 
+import copy
 import dataclasses
 from collections import OrderedDict
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
+from cdeq.consistency.copying import copy_of, frozen_copy
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
 from cdeq.consistency.weights import Deltas, mix_contexts, mix_weights
-from teachers import Normed, Tied, inputs, randomized
+from teachers import Normed, Tanh, Tied, inputs, randomized
 
 SHAPES = {"matrix": (6, 5), "kernel": (6, 4, 3, 3), "vector": (6,), "thin": (6, 2)}
 
@@ -119,6 +122,30 @@ def test_mixing_nested_contexts(c):
     assert torch.equal(teacher["data"].a, torch.ones(2))
 
 
+@dataclasses.dataclass(frozen=True)
+class Caching:
+    a: torch.Tensor
+
+    @cached_property
+    def double(self):
+        return 2 * self.a
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    a: torch.Tensor
+
+
+def test_what_a_context_has_cached_is_not_taken_over():
+    teacher, student = Caching(torch.ones(2)), Caching(torch.full((2,), 3.0))
+    assert torch.equal(teacher.double, torch.full((2,), 2.0))
+    mixed = mix_contexts(teacher, student, 0.5)
+    assert type(mixed) is Caching
+    assert torch.equal(mixed.double, torch.full((2,), 4.0))
+    slotted = mix_contexts(Slotted(torch.ones(2)), Slotted(torch.full((2,), 3.0)), 0.5)
+    assert torch.equal(slotted.a, torch.full((2,), 2.0))
+
+
 def test_a_shared_context_is_not_mixed():
     context = nest(1.0)
     assert mix_contexts(context, context, 0.5) is context
@@ -132,7 +159,8 @@ def test_mixing_is_exact_at_the_ends():
 
 def test_tied_weights_change_in_the_step_and_not_in_the_readout():
     teacher, x = Tied(), inputs()
-    student = Student.for_example(teacher, recipe_named("anchored", start="zero"), x)
+    recipe = recipe_named("anchored", start="zero", injection="student")
+    student = Student.for_example(teacher, recipe, x)
     assert student.form.weights == ("weight", "injection")
     randomized(student)
     z = student.trajectory(x, 1)[1]
@@ -145,7 +173,8 @@ def test_tied_weights_change_in_the_step_and_not_in_the_readout():
 @pytest.mark.parametrize("recipe", ["paper", "anchored"])
 def test_weight_normed_teachers(recipe):
     teacher, x = Normed(), inputs()
-    student = Student.for_example(teacher, recipe_named(recipe, start="zero"), x)
+    changes = {"start": "zero", "injection": "student"}
+    student = Student.for_example(teacher, recipe_named(recipe, **changes), x)
     names = {f"layer.parametrizations.weight.original{i}" for i in (0, 1)}
     assert set(student.form.weights) == {"injection", *names}
     with torch.no_grad():
@@ -167,6 +196,39 @@ def test_weight_normed_teachers(recipe):
     torch.testing.assert_close(h, expected)
     h.sum().backward()
     assert all(p.grad is not None for p in student.deltas.parameters())
+
+
+# Copies
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:Sparse CSC tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_a_frozen_copy_shares_sparse_matrices_alone(layout):
+    teacher = Tanh().train()
+    teacher.inner = nn.BatchNorm1d(3)
+    teacher.inner.register_buffer("adjacency", torch.eye(3).to_sparse(layout=layout))
+    teacher.plain = torch.eye(2).to_sparse(layout=layout)
+    if layout != torch.sparse_coo:
+        with pytest.raises(NotImplementedError):
+            copy.deepcopy(teacher)
+    frozen = frozen_copy(teacher)
+    assert type(frozen) is Tanh
+    assert frozen.inner.adjacency is teacher.inner.adjacency
+    assert frozen.plain is teacher.plain
+    assert not any(m.training for m in frozen.modules())
+    assert not any(p.requires_grad for p in frozen.parameters())
+    assert all(m.training for m in teacher.modules())
+    assert all(p.requires_grad for p in teacher.parameters())
+    assert frozen.weight.data_ptr() != teacher.weight.data_ptr()
+    assert frozen.inner.running_mean.data_ptr() != teacher.inner.running_mean.data_ptr()
+
+
+def test_a_copy_shares_what_it_is_told_to():
+    pair = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    copied = copy_of(pair, shared=[pair[0]])
+    assert copied[0] is pair[0]
+    assert copied[1] is not pair[1]
 
 
 def test_scalar_weights():

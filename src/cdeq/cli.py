@@ -1,8 +1,8 @@
-"""The command line: `cdeq demo`. Only here are seeds set, threads chosen and lines printed."""
+"""The command line: `cdeq demo`. Here arguments are read, the seed is set and lines are printed."""
 
 from __future__ import annotations
 
-import os
+import importlib
 import sys
 import time
 from dataclasses import dataclass
@@ -13,59 +13,109 @@ import torch
 import tyro
 from rich.console import Console
 
+from cdeq.consistency.recipes import RecipeError
+from cdeq.consistency.saving import StudentFolderError
+from cdeq.experiments.results import ResultsError
+from cdeq.training import CheckpointError
+from cdeq.trajectories import StoreError
+
+KNOWN_ERRORS = (
+    CheckpointError,
+    StoreError,
+    RecipeError,
+    ResultsError,
+    StudentFolderError,
+    ImportError,  # an extra that is not installed
+    OSError,
+)
+"""Errors whose message is all that a user needs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
     """Train a small equilibrium model on embedded data, distil it with both recipes, and compare.
 
-    Prints one table and writes results.json, plots and report.html to runs/demo-<task>/.
+    Prints one table and writes results.json, recipes.json, plots and report.html to runs/demo-<task>/.
     """
 
     task: Literal["images", "text", "graph"] = "images"
     """What to demonstrate on."""
     out: Path | None = None
-    """Where to write; default runs/demo-<task>. A run cut short there is resumed."""
+    """Where to write; default runs/demo-<task>, with -seed<n> for a seed other than 0.
+    A run cut short there is resumed."""
     seed: int = 0
     """Seed of data split, teacher and students."""
     threads: int | None = None
-    """Threads to compute with; default: all cores."""
+    """Threads to compute with; default: as many as torch chooses."""
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {self.threads}")
+
+    @property
+    def folder(self) -> Path:
+        """Where everything goes; another seed has another folder."""
+        seed = f"-seed{self.seed}" if self.seed else ""
+        return self.out or Path("runs") / f"demo-{self.task}{seed}"
+
+
+def check_extras(task: str) -> None:
+    """Refuse at once, not after minutes of training, if a package that the demo needs is missing."""
+    needed = {"matplotlib": "matplotlib"}
+    if task != "text":
+        needed["sklearn"] = "scikit-learn"
+    for module, package in needed.items():
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ImportError(
+                f"the {task} demo needs {package} ({error}): pip install 'cdeq[demo]'"
+            ) from error
 
 
 def demo(options: Demo) -> int:
-    from cdeq.experiments.demo import run_demo
+    check_extras(options.task)
+    from cdeq.experiments.demo import certified_line, run_demo
     from cdeq.experiments.demo_tasks import DEMO_TASKS
     from cdeq.experiments.table import results_table
-    from cdeq.training.log import ProgressBar
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=100)  # wide enough for the table
-    torch.set_num_threads(options.threads or os.cpu_count() or 1)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    folder = options.out or Path("runs") / f"demo-{options.task}"
     began = time.perf_counter()
     task = DEMO_TASKS[options.task](options.seed)
-    results = run_demo(task, folder, seed=options.seed, progress=ProgressBar, say=console.print)
+    results, certified = run_demo(
+        task, options.folder, seed=options.seed, progress=True, say=console.print
+    )
     console.print(results_table(results, task.dataset))
+    console.print(certified_line(certified), highlight=False)
     console.print(
-        f"{time.perf_counter() - began:.0f} seconds in all. Read {folder / 'report.html'}; figures in {folder}/"
+        f"{time.perf_counter() - began:.0f} seconds in all. "
+        f"Read {options.folder / 'report.html'}; figures in {options.folder}/"
     )
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the `cdeq` command."""
-    options = tyro.extras.subcommand_cli_from_dict(
-        {"demo": Demo},
-        prog="cdeq",
-        description="Deep equilibrium models in a few evaluations.",
-        args=arguments,
-    )
     try:
+        options = tyro.extras.subcommand_cli_from_dict(
+            {"demo": Demo},
+            prog="cdeq",
+            description="Deep equilibrium models in a few evaluations.",
+            args=arguments,
+        )
         return demo(options)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    except KNOWN_ERRORS as error:
+        message = " ".join(str(error).split()) or type(error).__name__
+        print(f"cdeq: {message}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

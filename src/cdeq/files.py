@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes and checksums."""
+"""Files that are either whole or absent: atomic writes, checksums, and what two descriptions differ in."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import hashlib
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 TEMPORARY_SUFFIX = ".tmp"
+MARK_BYTES = 4  # random, so that two writers never share a temporary file
 
 
 def atomic_write_bytes(path: str | Path, content: bytes) -> None:
@@ -16,7 +18,7 @@ def atomic_write_bytes(path: str | Path, content: bytes) -> None:
     The content is flushed to the disk before it gets its name, and the name before this returns.
     """
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(MARK_BYTES)}{TEMPORARY_SUFFIX}")
     try:
         with open(temporary, "xb") as file:
             file.write(content)
@@ -34,9 +36,10 @@ def atomic_write_text(path: str | Path, content: str) -> None:
     atomic_write_bytes(path, content.encode())
 
 
-def remove_leftovers(folder: str | Path, pattern: str = "*") -> None:
-    """Delete what interrupted writes of the files that match `pattern` left behind."""
-    for path in Path(folder).glob(f"{pattern}.*{TEMPORARY_SUFFIX}"):
+def remove_leftovers(folder: str | Path, pattern: str) -> None:
+    """Delete what interrupted writes of the files that match `pattern` left behind, and nothing else."""
+    mark = "[0-9a-f]" * (2 * MARK_BYTES)
+    for path in Path(folder).glob(f"{pattern}.{mark}{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
 
 
@@ -44,6 +47,20 @@ def sha256_of_file(path: str | Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def differences(
+    recorded: dict[str, Any], given: dict[str, Any], prefix: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """Where two nested descriptions differ: dotted name -> (recorded, given)."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted({*recorded, *given}):
+        ours, theirs = recorded.get(key), given.get(key)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            found |= differences(ours, theirs, f"{prefix}{key}.")
+        elif ours != theirs:
+            found[prefix + key] = (ours, theirs)
+    return found
 
 
 def _flush_folder(folder: Path) -> None:

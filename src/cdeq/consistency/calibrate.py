@@ -75,7 +75,7 @@ def calibrate(
     if not runs:
         raise ValueError("calibration needs at least one batch of held-out data")
 
-    usual = _own_clock(student, steps)
+    usual = _trained_clock(student, steps)
     usual_error, usual_runs = 0.0, runs
     for fraction in usual:
         error, usual_runs = _advanced(student, fraction, usual_runs)
@@ -106,11 +106,9 @@ def _advanced(student: Student, fraction: float, runs: list[Run]) -> tuple[float
     return math.inf if math.isnan(error) else error / len(runs), after
 
 
-def _own_clock(student: Student, steps: int) -> list[float]:
+def _trained_clock(student: Student, steps: int) -> list[float]:
     """The fractions of solver time of the clock that the student was trained with."""
-    before, student.calibrated = student.calibrated, ()
-    times = [student.moment(j).time for j in range(steps)]
-    student.calibrated = before
+    times = [student.trained_moment(j).time for j in range(steps)]
     return [(t - student.recipe.eps) / (student.recipe.end - student.recipe.eps) for t in times]
 
 

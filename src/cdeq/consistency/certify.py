@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cdeq.equilibrium.contract import Input
-from cdeq.equilibrium.states import State, StateLayout
+from cdeq.equilibrium.states import State, StateLayout, row_norms
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import Solver, solve_model
 
@@ -93,7 +93,7 @@ def _sound(student: Student, prepared: Prepared, z: State) -> State:
     """The state, with samples that are not finite put back to the teacher's start."""
     layout = StateLayout.of(z, student.batched)
     flat = layout.flatten(z)
-    finite = torch.isfinite(flat).all(dim=1, keepdim=True)
+    finite = row_norms(flat).isfinite()[:, None]
     if bool(finite.all()):
         return z
     return layout.restore(

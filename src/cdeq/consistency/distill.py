@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
@@ -21,9 +22,12 @@ from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import Solver
 from cdeq.training.log import ProgressBar
 from cdeq.training.loop import FitConfig, fit
-from cdeq.training.parallel import is_main_process, process_rank, wait_for_all
+from cdeq.training.parallel import from_main_process, is_main_process, process_rank
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
+
+RESTLESS = 0.1
+"""A recorded equilibrium with a residual above this is none."""
 
 
 def distill(
@@ -47,7 +51,8 @@ def distill(
 
     `teacher`: any equilibrium model (the four methods) that is an `nn.Module`.
     `data`: batches `x` or `(x, y)`, recorded first with `solver`, `max_steps` and `tol`; or a store recorded
-        before. Labels are used only by recipes with a task loss, and may be absent.
+        before, which has its own. A pair is always `(x, y)`; an input that is itself a pair goes into one more
+        tuple. Labels are used only by recipes with a task loss, and may be absent.
     `recipe`: a name or a `Recipe`; `fit_config` overrides `updates` and `learning_rate`.
     `folder`: where recordings, checkpoints and the log go; the same call on the same folder goes on where an
         earlier one was cut short, to the same weights. A finished recording there is used as it is. Without
@@ -76,6 +81,7 @@ def distill(
                     teacher, data, path, recipe, solver or Anderson(), max_steps, tol, shown
                 )
         data.check(teacher=teacher)
+        _check_store(data, world)
         if recipe.store_mode == "full" and data.manifest.mode != "full":
             raise ValueError(
                 f"recipe {recipe.name!r} trains on the teacher's states: record with mode='full'"
@@ -84,6 +90,26 @@ def distill(
             return _fit_student(
                 teacher, data, recipe, config, place, task_loss, start_network, seed, shown
             )
+
+
+def _check_store(store: TrajectoryStore, world: int) -> None:
+    """Refuse batches that the processes cannot share; warn of a teacher that was not at rest."""
+    if world > 1:
+        if not store.manifest.batched:
+            raise ValueError("a state without a batch axis cannot be shared between processes")
+        uneven = sorted({size for size in store.sizes() if size % world})
+        if uneven:
+            raise ValueError(
+                f"batches of {', '.join(map(str, uneven))} samples cannot be shared evenly by "
+                f"{world} processes; drop the last batch, or change the batch size"
+            )
+    restless = store.unconverged(RESTLESS)
+    if restless > 0.5:
+        warnings.warn(
+            f"{restless:.0%} of the recorded equilibria have a residual above {RESTLESS:g}: the teacher "
+            "does not converge within the budget, and its student will learn what is not an equilibrium",
+            stacklevel=3,
+        )
 
 
 def _recorded(
@@ -97,19 +123,28 @@ def _recorded(
     bar: ProgressBar | None,
 ) -> TrajectoryStore:
     """What the recipe needs of the teacher, written by the main process and read by all."""
+    problem: Exception | None = None
     if is_main_process():
-        record(
-            check_contract(teacher),
-            loader,
-            path,
-            solver=solver,
-            max_steps=max_steps,
-            tol=tol if recipe.store_mode == "endpoint" else 0.0,
-            mode=recipe.store_mode,
-            dtype=torch.float64 if _first_weight(teacher).dtype == torch.float64 else torch.float32,
-            progress=bar,
-        )
-    wait_for_all()
+        try:
+            record(
+                check_contract(teacher),
+                loader,
+                path,
+                solver=solver,
+                max_steps=max_steps,
+                tol=tol if recipe.store_mode == "endpoint" else 0.0,
+                mode=recipe.store_mode,
+                dtype=torch.promote_types(_first_weight(teacher).dtype, torch.float32),
+                progress=bar,
+            )
+        except Exception as error:
+            problem = error
+    # Nobody is left waiting for a recording that failed.
+    failed = from_main_process(None if problem is None else f"{type(problem).__name__}: {problem}")
+    if problem is not None:
+        raise problem
+    if failed is not None:
+        raise RuntimeError(f"the main process could not record the teacher: {failed}")
     return TrajectoryStore.open(path)
 
 
@@ -130,7 +165,7 @@ def _fit_student(
     def placed(batch: TrajectoryBatch) -> TrajectoryBatch:
         return batch.to(weight.device, weight.dtype)
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
         torch.manual_seed(seed)
         student = Student.for_example(teacher, recipe, placed(store[0]).x, start_network).train()
     objective = DistillationObjective(student, task_loss, seed)
@@ -149,7 +184,11 @@ def _fit_student(
         folder=folder,
         identity={
             "recipe": recipe.to_dict(),
-            "training": asdict(config),
+            "training": {
+                name: value
+                for name, value in asdict(config).items()
+                if name not in ("log_every", "checkpoint_every")
+            },
             "data": store.manifest.fingerprint,
             "seed": seed,
             "start_network": None if student.start_network is None else str(student.start_network),
@@ -158,7 +197,10 @@ def _fit_student(
         progress=bar,
     )
     student.eval().requires_grad_(False)
-    student.plan = plan_handover(student, [placed(store[i]).x for i in range(min(2, len(store)))])
+    if rank == 0:
+        inputs = [placed(store[i]).x for i in range(min(2, len(store)))]
+        student.plan = plan_handover(student, inputs)
+    student.plan = from_main_process(student.plan)
     return student
 
 

@@ -26,7 +26,7 @@ class NoHistory(nn.Module):
 class AndersonHistory(nn.Module):
     """P = sum_i alpha_i (beta h_i + (1 - beta) z_i), alpha as in Anderson acceleration (paper, Eq. 10).
 
-    The weights alpha are held constant in the gradient.
+    The weights alpha are held constant in the gradient. Mixes in at least single precision.
     """
 
     def __init__(self, mixing: float, batched: bool, ridge: float = 1e-6):
@@ -39,11 +39,15 @@ class AndersonHistory(nn.Module):
         layout = StateLayout.of(evaluations[-1][0], self.batched)
         z = torch.stack([layout.flatten(z) for z, _ in evaluations], dim=1)
         h = torch.stack([layout.flatten(h) for _, h in evaluations], dim=1)
+        dtype = norm_dtype(z.dtype)
         with torch.no_grad():
-            residuals = (h - z).to(norm_dtype(z.dtype))
-            alpha = anderson_weights(residuals @ residuals.mT, self.ridge).to(z.dtype)
-        mixed = h if self.mixing == 1.0 else z.lerp(h, self.mixing)
-        return layout.restore(torch.bmm(alpha[:, None], mixed).squeeze(1))
+            residuals = subtract(h, z)
+            alpha = anderson_weights(residuals @ residuals.mT, self.ridge).to(dtype)
+        images = h.to(dtype)
+        if self.mixing != 1.0:
+            images = z.to(dtype).lerp(images, self.mixing)
+        mixed = torch.bmm(alpha[:, None], images).squeeze(1)
+        return layout.restore(mixed.to(z.dtype))
 
 
 class RunningAnderson:

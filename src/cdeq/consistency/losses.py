@@ -1,4 +1,7 @@
-"""Distances between states that a student is trained by, each averaged over the samples."""
+"""Distances between states that a student is trained by, each averaged over the samples.
+
+All are measured in at least single precision.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cdeq.equilibrium.states import State, StateLayout, norm_dtype
+from cdeq.equilibrium.states import State, StateLayout, norm_dtype, subtract
 
 Distance = Callable[[State, State], Tensor]
 
@@ -16,7 +19,9 @@ Distance = Callable[[State, State], Tensor]
 def mean_squared_error(state: State, target: State, batched: bool) -> Tensor:
     """d(z, z*) = |z - z*|^2 / D, the paper's metric."""
     layout = StateLayout.of(target, batched)
-    return functional.mse_loss(layout.flatten(state), layout.flatten(target))
+    z, star = layout.flatten(state), layout.flatten(target)
+    dtype = norm_dtype(z.dtype)
+    return functional.mse_loss(z.to(dtype), star.to(dtype))
 
 
 def log_distance(state: State, target: State, batched: bool, floor: float) -> Tensor:
@@ -25,4 +30,4 @@ def log_distance(state: State, target: State, batched: bool, floor: float) -> Te
     z, star = layout.flatten(state), layout.flatten(target)
     dtype = norm_dtype(z.dtype)
     scale = star.to(dtype).square().sum(dim=1).clamp_min(torch.finfo(dtype).tiny)
-    return torch.log((z - star).to(dtype).square().sum(dim=1) / scale + floor).mean()
+    return torch.log(subtract(z, star).square().sum(dim=1) / scale + floor).mean()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cdeq.consistency.clock import TIME_MAPS
+from cdeq.consistency.copying import copy_of
 from cdeq.consistency.history import Evaluation
 from cdeq.consistency.losses import Distance, log_distance, mean_squared_error
 from cdeq.consistency.student import Moment, Prepared, Student
@@ -39,8 +39,7 @@ class DistillationObjective(nn.Module):
 
     def _set_target(self) -> None:
         """A running average of the student, kept as buffers so that checkpoints hold it; the teacher is shared."""
-        shared = self.student.methods
-        target = copy.deepcopy(self.student, memo={id(shared): shared}).requires_grad_(False)
+        target = copy_of(self.student, shared=[self.student.methods]).requires_grad_(False)
         for i, weight in enumerate(self._averaged(target)):
             self.register_buffer(f"average_{i}", weight.data)
         object.__setattr__(
@@ -132,7 +131,8 @@ class DistillationObjective(nn.Module):
     def _on_own_states(self, batch: TrajectoryBatch) -> tuple[Tensor, Metrics]:
         student, r = self.student, self.recipe
         prepared = student.prepare(batch.x)
-        z, evaluations = student.begin(prepared), list[Evaluation]()
+        z_0 = z = student.begin(prepared)
+        evaluations: list[Evaluation] = []
         seen: list[tuple[State, list[Evaluation], Moment]] = []
         outputs: list[State] = []
         for j in range(r.depth):
@@ -145,7 +145,7 @@ class DistillationObjective(nn.Module):
 
         loss: Tensor | float = 0.0
         if student.start_network is not None:
-            loss = self.distance(student.begin(prepared), batch.endpoint)
+            loss = self.distance(z_0, batch.endpoint)
         local_targets = self._own_local_targets(seen, batch)
         for j, output in enumerate(outputs):
             neighbour = j - 1 if r.direction == "later" else j + 1

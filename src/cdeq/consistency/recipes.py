@@ -28,9 +28,12 @@ class Recipe:
       history, window, mixing   what is made of the last window + 1 evaluations.
       start             initial state: the teacher's own, or one learned from the context.
       delta, rank       change of weights: `full`, or `low_rank`.
+      injection         the context: of the `student`'s weights, mixed as they are, or the `teacher`'s alone,
+                        which saves an injection an input.
       feature_axis      axis of the features in a state tensor; None: 1 for (B, C, H, W), else the last.
     Training
-      states     the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps.
+      states     the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps; depth has no
+                 meaning for the former.
       backprop   through the rollout: `full`, `checkpointed` (same gradient, less memory), `truncated` (a step).
       loss       `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor).
       lambda_1   global against local consistency; lambda_2: weight of the task loss, up to fraction
@@ -57,6 +60,7 @@ class Recipe:
     start: Literal["zero", "learned"] = "learned"
     delta: Literal["full", "low_rank"] = "full"
     rank: int = 8
+    injection: Literal["student", "teacher"] = "teacher"
     feature_axis: int | None = None
 
     states: Literal["teacher", "own"] = "own"
@@ -94,6 +98,19 @@ class Recipe:
         return cls(**values)
 
 
+NUMBERS: dict[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
+    "a whole number": ((int,), ("window", "rank", "depth", "augment_first", "augment_last")),
+    "a whole number or None": ((int, type(None)), ("feature_axis",)),
+    "a number": (
+        (int, float),
+        (
+            *("gamma", "eps", "end", "rho", "decay", "mixing", "log_floor", "lambda_1", "lambda_2"),
+            *("task_until", "ema", "augment_probability"),
+        ),
+    ),
+}
+
+
 def _problems(r: Recipe) -> list[str]:
     """What is wrong with a recipe, in words."""
     choices = {
@@ -103,12 +120,21 @@ def _problems(r: Recipe) -> list[str]:
         "history": ("anderson", "mlp", "gru", "none"),
         "start": ("zero", "learned"),
         "delta": ("full", "low_rank"),
+        "injection": ("student", "teacher"),
         "states": ("teacher", "own"),
         "backprop": ("full", "checkpointed", "truncated"),
         "loss": ("mse", "log"),
         "direction": ("later", "earlier"),
         "first_index": (0, 1),
     }
+    found = [
+        f"{name} must be {kind}, not {getattr(r, name)!r}"
+        for kind, (types, names) in NUMBERS.items()
+        for name in names
+        if not isinstance(getattr(r, name), types) or isinstance(getattr(r, name), bool)
+    ]
+    if found:
+        return found  # the rules below compare numbers
     found = [
         f"{name}={getattr(r, name)!r} is not one of {', '.join(map(repr, allowed))}"
         for name, allowed in choices.items()
@@ -123,9 +149,9 @@ def _problems(r: Recipe) -> list[str]:
         (0 < r.mixing <= 1, "mixing must lie in (0, 1]"),
         (r.rank >= 1, "rank must be at least 1"),
         (r.depth >= 1, "depth must be at least 1"),
-        (r.log_floor > 0, "log_floor must be positive"),
+        (0 < r.log_floor < math.inf, "log_floor must be positive and finite"),
         (0 <= r.lambda_1 <= 1, "lambda_1 must lie in [0, 1]"),
-        (r.lambda_2 >= 0, "lambda_2 must not be negative"),
+        (0 <= r.lambda_2 < math.inf, "lambda_2 must be finite and not negative"),
         (0 <= r.task_until <= 1, "task_until must lie in [0, 1]"),
         (0 <= r.ema < 1, "ema must lie in [0, 1)"),
         (0 <= r.augment_probability <= 1, "augment_probability must lie in [0, 1]"),
@@ -174,9 +200,9 @@ def paper() -> Recipe:
         decay=0.9,
         history="anderson",
         window=1,
+        injection="student",
         start="zero",
         states="teacher",
-        depth=1,
         loss="mse",
         lambda_1=0.8,
         lambda_2=0.05,
@@ -192,8 +218,36 @@ def anchored() -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {"paper": paper, "anchored": anchored}
 
 
+Condition = tuple[Callable[[Recipe], bool], str]
+TEACHER_STATES: Condition = (lambda r: r.states == "teacher", "states='teacher'")
+OWN_STATES: Condition = (lambda r: r.states == "own", "states='own'")
+STATE_BOUNDARY: Condition = (lambda r: r.boundary == "state", "boundary='state'")
+LOCAL_LOSS: Condition = (lambda r: r.lambda_1 < 1, "lambda_1 below 1")
+AUGMENTATION: Condition = (lambda r: r.augment_probability > 0, "augment_probability above 0")
+EFFECTS: dict[str, tuple[Condition, ...]] = {
+    "eps": (STATE_BOUNDARY,),
+    "end": (STATE_BOUNDARY,),
+    "time_map": (TEACHER_STATES,),
+    "rho": (TEACHER_STATES, (lambda r: r.time_map == "exponential", "time_map='exponential'")),
+    "rank": ((lambda r: r.delta == "low_rank", "delta='low_rank'"),),
+    "depth": (OWN_STATES,),
+    "log_floor": ((lambda r: r.loss == "log", "loss='log'"),),
+    "task_until": ((lambda r: r.lambda_2 > 0, "lambda_2 above 0"),),
+    "direction": (LOCAL_LOSS,),
+    "ema": (LOCAL_LOSS,),
+    "first_index": (TEACHER_STATES,),
+    "augment_first": (TEACHER_STATES, AUGMENTATION),
+    "augment_last": (TEACHER_STATES, AUGMENTATION),
+}
+"""What a field needs of the others to make any difference."""
+
+
 def recipe_named(recipe: str | Recipe, **changes: Any) -> Recipe:
-    """A recipe by name (or as given), with changed fields."""
+    """A recipe by name (or as given), with changed fields.
+
+    A change that makes no difference beside the other fields is refused, lest an ablation be a copy of what
+    it is compared with. Fields that are not changed may lose their meaning by those that are.
+    """
     if isinstance(recipe, str):
         if recipe not in RECIPES:
             raise RecipeError(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
@@ -201,4 +255,12 @@ def recipe_named(recipe: str | Recipe, **changes: Any) -> Recipe:
     unknown = set(changes) - {f.name for f in fields(Recipe)}
     if unknown:
         raise RecipeError(f"unknown recipe fields: {', '.join(sorted(unknown))}")
-    return replace(recipe, **changes)
+    changed = replace(recipe, **changes)
+    for name, conditions in EFFECTS.items():
+        if getattr(changed, name) != getattr(recipe, name):
+            for holds, needed in conditions:
+                if not holds(changed):
+                    raise RecipeError(
+                        f"recipe {changed.name!r}: {name} makes no difference without {needed}"
+                    )
+    return changed

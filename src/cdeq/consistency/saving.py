@@ -1,10 +1,16 @@
-"""A student on disk: config.json, teacher.safetensors, student.safetensors; no pickle, no foreign code."""
+"""A student on disk: config.json, teacher.safetensors, student.safetensors; no pickle, no foreign code.
+
+config.json names the two files of weights and their checksums, and is replaced last. A file that it names is
+never written over: beside it, new weights get a name of their own. So at every instant the folder holds the
+old student or the new one, whole.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +23,14 @@ from torch import Tensor, nn
 
 from cdeq.consistency.recipes import Recipe
 from cdeq.files import atomic_write_bytes, atomic_write_text, remove_leftovers
+from cdeq.trajectories.sparse import dense_pieces, from_pieces
 
 if TYPE_CHECKING:
     from cdeq.consistency.student import Student
 
 FORMAT = 1
+PARTS = ("teacher", "student")
+DIGITS = 12  # of a checksum, in a file's name
 
 
 class StudentFolderError(Exception):
@@ -29,11 +38,28 @@ class StudentFolderError(Exception):
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and persistent buffers by name, tied weights once."""
+    """Weights and persistent buffers by name, tied weights once, sparse matrices in pieces."""
     persistent = set(model.state_dict())
     named = [*model.named_parameters(), *(b for b in model.named_buffers() if b[0] in persistent)]
-    # Copies: safetensors refuses two views of one memory.
-    return {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in named}
+    found: dict[str, Tensor] = {}
+    for name, tensor in named:
+        for piece, dense in _pieces(name, tensor.detach()).items():
+            # Copies: safetensors refuses two views of one memory.
+            found[piece] = dense.clone(memory_format=torch.contiguous_format)
+    return found
+
+
+def _pieces(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor by its name, or a sparse one as `name.shape`, `name.values` and its indices."""
+    if tensor.layout == torch.strided:
+        return {name: tensor}
+    if tensor.layout not in (torch.sparse_csr, torch.sparse_coo):
+        raise StudentFolderError(
+            f"{name} is a {tensor.layout} tensor, which cannot be saved: keep it as CSR or COO, or, if "
+            "the model builds it anew, register it with persistent=False"
+        )
+    pieces = {"shape": torch.tensor(tensor.shape), **dense_pieces(tensor)}
+    return {f"{name}.{piece}": dense for piece, dense in pieces.items()}
 
 
 def fill_model(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
@@ -45,19 +71,47 @@ def fill_model(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> No
         raise StudentFolderError(
             f"{source} does not fit {type(model).__name__}: unmatched names {odd}"
         )
+    left = dict(tensors)
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            if own[name].shape != tensor.shape:
-                raise StudentFolderError(
-                    f"{source}: {name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}"
-                )
+        for name, mine in own.items():
+            if mine.layout != torch.strided:
+                pieces = {p: left.pop(p) for p in _pieces(name, mine) if p in left}
+                if pieces:  # none, if the model does not save it
+                    _fill_sparse(model, name, mine, pieces, source)
+        for name, tensor in left.items():
+            _require_shape(name, tensor.shape, own[name].shape, source)
             if own[name].dtype != tensor.dtype:
                 own[name].data = own[name].data.to(tensor.dtype)
             own[name].copy_(tensor)
 
 
+def _fill_sparse(
+    model: nn.Module, name: str, mine: Tensor, pieces: dict[str, Tensor], source: Path
+) -> None:
+    """Put a new sparse matrix, which may have another number of entries, wherever the old one is."""
+    parts = {piece.removeprefix(f"{name}."): t.to(mine.device) for piece, t in pieces.items()}
+    shape = torch.Size(parts.pop("shape").tolist())
+    _require_shape(name, shape, mine.shape, source)
+    try:
+        tensor = from_pieces(mine.layout, parts, shape)
+    except ValueError as error:
+        raise StudentFolderError(f"{source}: {name} is damaged: {error}") from None
+    for module in model.modules():
+        buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+        for key, value in [*buffers, *vars(module).items()]:
+            if value is mine:
+                setattr(module, key, tensor)
+
+
+def _require_shape(name: str, saved: torch.Size, own: torch.Size, source: Path) -> None:
+    if saved != own:
+        raise StudentFolderError(
+            f"{source}: {name} has shape {tuple(saved)}, the model {tuple(own)}"
+        )
+
+
 def save_student(student: Student, folder: Path) -> None:
-    """Write the folder; config.json last, so that a folder that has one is whole."""
+    """Write the folder, or replace the student in it as a whole."""
     teacher = student.methods.model
     start = student.start_network
     config: dict[str, Any] = {
@@ -76,16 +130,45 @@ def save_student(student: Student, folder: Path) -> None:
         "plan": [[tol, steps] for tol, steps in student.plan.items()],
         "sha256": {},
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder)
-    (folder / "config.json").unlink(missing_ok=True)
     own = {n: t for n, t in model_tensors(student).items() if not n.startswith("methods.")}
-    files = {"teacher.safetensors": model_tensors(teacher), "student.safetensors": own}
-    for name, tensors in files.items():
+    before, files = _named_files(folder), dict[str, bytes]()
+    for part, tensors in zip(PARTS, (model_tensors(teacher), own), strict=True):
         content = save(tensors)
+        digest = hashlib.sha256(content).hexdigest()
+        name = f"{part}.safetensors"
+        if before.get(name, digest) != digest:
+            name = f"{part}-{digest[:DIGITS]}.safetensors"
+        files[name], config["sha256"][name] = content, digest
+    description = json.dumps(config, indent=2) + "\n"
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
         atomic_write_bytes(folder / name, content)
-        config["sha256"][name] = hashlib.sha256(content).hexdigest()
-    atomic_write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    atomic_write_text(folder / "config.json", description)
+    _tidy(folder, set(files))
+
+
+def _is_file_of(part: str, name: str) -> bool:
+    return re.fullmatch(rf"{part}(-[0-9a-f]{{{DIGITS}}})?\.safetensors", name) is not None
+
+
+def _named_files(folder: Path) -> dict[str, str]:
+    """The files that the student in a folder is made of, with their checksums; none if there is no student."""
+    try:
+        named = _read_config(folder / "config.json")["sha256"]
+    except (StudentFolderError, KeyError):
+        return {}
+    return named if isinstance(named, dict) else {}
+
+
+def _tidy(folder: Path, kept: set[str]) -> None:
+    """Delete the weights of earlier students and what interrupted saves left; nothing that is not ours."""
+    for path in list(folder.iterdir()):
+        if path.name not in kept and any(_is_file_of(part, path.name) for part in PARTS):
+            path.unlink(missing_ok=True)
+    marked = "-" + "[0-9a-f]" * DIGITS
+    for pattern in ("config.json", *(f"{p}{m}.safetensors" for p in PARTS for m in ("", marked))):
+        remove_leftovers(folder, pattern)
 
 
 def load_student(cls: type[Student], folder: Path, teacher: nn.Module | type | None) -> Student:
@@ -106,12 +189,11 @@ def _rebuilt(
 ) -> Student:
     from cdeq.consistency.student import Form
 
-    digests = config["sha256"]
     recipe, form = Recipe.from_dict(config["recipe"]), config["form"]
     if not isinstance(teacher, nn.Module):
         teacher = _build(config["teacher"], teacher, "teacher")
-    path = folder / "teacher.safetensors"
-    fill_model(teacher, _read_tensors(path, digests[path.name]), path)
+    path, tensors = _read_part("teacher", folder, config)
+    fill_model(teacher, tensors, path)
     start = config["start_network"]
     network: nn.Module | None = None
     if start is not None:
@@ -128,9 +210,9 @@ def _rebuilt(
     student = cls(teacher, recipe, shape, network)
     student.calibrated = tuple(config["calibrated"])
     student.plan = {float(tol): int(steps) for tol, steps in config["plan"]}
-    path = folder / "student.safetensors"
-    tensors = {f"methods.model.{n}": t for n, t in model_tensors(teacher).items()}
-    fill_model(student, {**tensors, **_read_tensors(path, digests[path.name])}, path)
+    path, tensors = _read_part("student", folder, config)
+    tensors |= {f"methods.model.{n}": t for n, t in model_tensors(teacher).items()}
+    fill_model(student, tensors, path)
     return student
 
 
@@ -154,21 +236,26 @@ def _build(entry: dict[str, Any], given: type | None, what: str) -> nn.Module:
         elif module_name in sys.modules:
             module = sys.modules[module_name]
         else:
-            raise StudentFolderError(
-                f"the {what} is a {path}: import it first, or pass its class or an instance as `teacher`"
-            )
+            raise StudentFolderError(f"the {what} is a {path}: import it first; or {_advice(what)}")
         found: Any = module
         for part in qualname.split("."):
             found = getattr(found, part, None)
         if not (isinstance(found, type) and issubclass(found, nn.Module)):
-            raise StudentFolderError(f"the {what}'s class {path} is not there")
+            raise StudentFolderError(f"the {what}'s class {path} is not there: {_advice(what)}")
         given = found
     if entry["config"] is None:
         advice = (
-            "pass an instance as `teacher`" if what == "teacher" else "give it one, and save again"
+            "pass an instance as `teacher=`" if what == "teacher" else "give it one, and save again"
         )
         raise StudentFolderError(f"the {what} {path} keeps no `config` of its arguments: {advice}")
     return given(**entry["config"])
+
+
+def _advice(what: str) -> str:
+    """How to load what cannot be found by its name: a class of a script or a notebook, say."""
+    if what == "teacher":
+        return "pass its class or an instance as `teacher=`"
+    return "define it there again before loading"
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -189,7 +276,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
+def _read_part(part: str, folder: Path, config: dict[str, Any]) -> tuple[Path, dict[str, Tensor]]:
+    """The file of weights that config.json names for the teacher or the student, and its tensors."""
+    digests = config["sha256"]
+    name = next((n for n in digests if _is_file_of(part, n)), f"{part}.safetensors")
+    path, digest = folder / name, digests[name]
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -197,6 +288,6 @@ def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
     if hashlib.sha256(content).hexdigest() != digest:
         raise StudentFolderError(f"{path} is damaged: it is not the file that was saved")
     try:
-        return load(content)
+        return path, load(content)
     except SafetensorError as error:
         raise StudentFolderError(f"{path} is damaged: {error}") from None

@@ -5,7 +5,6 @@ Shapes: B samples; a state is as the teacher's.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from cdeq.consistency.boundary import out_coefficient
 from cdeq.consistency.calibrate import calibrate
 from cdeq.consistency.certify import CertifiedSolution, certified_solve
 from cdeq.consistency.clock import inference_fraction, solver_time
+from cdeq.consistency.copying import copy_of, frozen_copy
 from cdeq.consistency.features import TimeHead, feature_axis_of
 from cdeq.consistency.history import (
     AndersonHistory,
@@ -34,6 +34,7 @@ from cdeq.consistency.start import PointwiseStart
 from cdeq.consistency.weights import Deltas, mix_contexts, mix_weights
 from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, tensors_of
+from cdeq.solvers.loop import Solver
 
 NEGLIGIBLE_STRENGTH = 1e-6
 """Below this share of the student's change a step is the teacher's own."""
@@ -53,6 +54,8 @@ class Prepared(NamedTuple):
     changed: Context
     theta: list[Tensor]
     delta: list[Tensor]
+    weights: dict[str, Tensor]
+    """theta + delta, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +142,7 @@ class Student(nn.Module):
     ) -> Student:
         """An untrained student of (a frozen copy of) `teacher`, its shapes read off one input."""
         check_teacher(teacher)
-        teacher = copy.deepcopy(teacher).eval()
+        teacher = frozen_copy(teacher)
         with torch.no_grad():
             context = teacher.inject(x)  # type: ignore[operator]
             z0 = teacher.start(context)  # type: ignore[operator]
@@ -147,7 +150,9 @@ class Student(nn.Module):
         features = [z.shape[a] for z, a in zip(tensors_of(z0), axes, strict=True)]
         if recipe.start == "zero":
             start_network = None
-        elif start_network is None:
+        elif start_network is not None:
+            start_network = copy_of(start_network).requires_grad_(True)
+        else:
             offered = getattr(teacher, "start_network", None)
             start_network = offered() if offered else PointwiseStart.matching(context, z0, axes)
         names = tuple(name for name, p in teacher.named_parameters() if p.is_floating_point())
@@ -159,10 +164,8 @@ class Student(nn.Module):
     def _weights_in_use(self, x: Input, z: State) -> tuple[str, ...]:
         """The weights that a step depends on; the readout's stay the teacher's."""
         with torch.enable_grad():
-            prepared = self.prepare(x)
-            delta = [d.detach().requires_grad_() for d in prepared.delta]
-            weights = mix_weights(self.deltas.names, prepared.theta, delta, 1.0)
-            prepared = prepared._replace(delta=delta, changed=self._call("inject", weights, x))
+            delta = [d.detach().requires_grad_() for d in self.deltas()]
+            prepared = self._prepare(x, delta)
             out = sum(
                 t.float().sum() for t in tensors_of(self.evaluate(z, self.moment(0), prepared))
             )
@@ -205,11 +208,15 @@ class Student(nn.Module):
         return Moment(t, strength if strength >= NEGLIGIBLE_STRENGTH else 0.0)
 
     def moment(self, j: int) -> Moment:
-        """The moment of inference step j = 0, 1, ...: calibrated, learned, or 1 - decay^j."""
+        """The moment of inference step j = 0, 1, ...: calibrated, or as in training."""
         known = len(self.calibrated)
-        if known:
-            rest = 1.0 - self.calibrated[min(j, known - 1)]
-            return self.moment_at(1.0 - rest * self.recipe.decay ** max(j - known + 1, 0))
+        if not known:
+            return self.trained_moment(j)
+        rest = 1.0 - self.calibrated[min(j, known - 1)]
+        return self.moment_at(1.0 - rest * self.recipe.decay ** max(j - known + 1, 0))
+
+    def trained_moment(self, j: int) -> Moment:
+        """The moment of step j on the clock of training: learned, or fraction 1 - decay^j."""
         if self.rates is None or j == 0:
             return self.moment_at(inference_fraction(j, self.recipe.decay))
         rates = torch.sigmoid(self.rates)
@@ -223,12 +230,16 @@ class Student(nn.Module):
 
     def prepare(self, x: Input) -> Prepared:
         """Contexts and weights for the input, computed once."""
-        weights = dict(self.methods.model.named_parameters())
-        theta: list[Tensor] = [weights[name] for name in self.deltas.names]
-        delta = self.deltas()
-        base = self.teacher.inject(x)
-        changed = self._call("inject", mix_weights(self.deltas.names, theta, delta, 1.0), x)
-        return Prepared(base, changed, theta, delta)
+        return self._prepare(x, self.deltas())
+
+    def _prepare(self, x: Input, delta: list[Tensor]) -> Prepared:
+        own = dict(self.methods.model.named_parameters())
+        theta: list[Tensor] = [own[name] for name in self.deltas.names]
+        weights = mix_weights(self.deltas.names, theta, delta, 1.0)
+        base = changed = self.teacher.inject(x)
+        if self.recipe.injection == "student":
+            changed = self._call("inject", weights, x)
+        return Prepared(base, changed, theta, delta, weights)
 
     def begin(self, prepared: Prepared) -> State:
         """z_0: the teacher's own start, or the learned one."""
@@ -239,14 +250,15 @@ class Student(nn.Module):
     def evaluate(self, z: State, moment: Moment, prepared: Prepared) -> State:
         """h(z, t): the one evaluation of f that a step costs."""
         if self.time_heads is None:
-            weights = mix_weights(
-                self.deltas.names, prepared.theta, prepared.delta, moment.strength
+            c = moment.strength
+            weights = (
+                prepared.weights
+                if isinstance(c, float) and c == 1.0
+                else mix_weights(self.deltas.names, prepared.theta, prepared.delta, c)
             )
-            context = mix_contexts(prepared.base, prepared.changed, moment.strength)
-            return self._call("step", weights, z, context)
-        weights = mix_weights(self.deltas.names, prepared.theta, prepared.delta, 1.0)
+            return self._call("step", weights, z, mix_contexts(prepared.base, prepared.changed, c))
         heads = iter(self.time_heads)
-        f = self._call("step", weights, z, prepared.changed)
+        f = self._call("step", prepared.weights, z, prepared.changed)
         return map_state(lambda part: next(heads)(part, moment.time), f)
 
     def combine(self, evaluations: list[Evaluation], moment: Moment) -> State:
@@ -304,9 +316,19 @@ class Student(nn.Module):
         """The states z_0 ... z_steps."""
         return list(self.rollout(self.prepare(x), steps))
 
-    def solve(self, x: Input, tol: float = 1e-3, max_steps: int = 50) -> CertifiedSolution:
-        """As many evaluations as the tolerance takes, certified; see `cdeq.consistency.certify`."""
-        return certified_solve(self, x, tol=tol, max_steps=max_steps)
+    def solve(
+        self,
+        x: Input,
+        tol: float = 1e-3,
+        max_steps: int = 50,
+        *,
+        student_steps: int | None = None,
+        solver: Solver | None = None,
+    ) -> CertifiedSolution:
+        """As many evaluations as the tolerance takes, certified; see `certified_solve`."""
+        return certified_solve(
+            self, x, tol=tol, max_steps=max_steps, student_steps=student_steps, solver=solver
+        )
 
     def calibrate(
         self, loader: Iterable[Any], steps: int = 8, max_batches: int | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
@@ -71,7 +70,8 @@ def mix_contexts(teacher: Context, student: Context, c: float | Tensor) -> Conte
     """teacher + c (student - teacher), leaf by leaf.
 
     What both share, what is not a dense floating tensor and what has no known structure (a captured
-    function, say) stays the teacher's.
+    function, say) stays the teacher's. Of a dataclass only the fields are taken over: what an instance
+    has computed from them and cached would be the teacher's.
     """
     if teacher is student:
         return teacher
@@ -87,7 +87,7 @@ def mix_contexts(teacher: Context, student: Context, c: float | Tensor) -> Conte
         parts: list[Any] = [mix_contexts(a, b, c) for a, b in zip(teacher, student, strict=True)]
         return type(teacher)(*parts) if hasattr(teacher, "_fields") else type(teacher)(parts)
     if dataclasses.is_dataclass(teacher) and not isinstance(teacher, type):
-        mixed = copy.copy(teacher)
+        mixed = object.__new__(type(teacher))
         for f in dataclasses.fields(teacher):  # also of a frozen class, and fields without init
             part = mix_contexts(getattr(teacher, f.name), getattr(student, f.name), c)
             object.__setattr__(mixed, f.name, part)

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import EquilibriumModel, is_batched
-from cdeq.equilibrium.states import State, StateLayout, relative_distance, relative_residual
+from cdeq.equilibrium.states import State, relative_distance
 from cdeq.experiments.metrics import Metric
 from cdeq.experiments.results import Row
 from cdeq.experiments.task import Batch
 from cdeq.solvers import Anderson, Solver, solve_model
+from cdeq.trajectories.capture import measure
 
 STEPS = (1, 2, 3, 5, 8, 12)
 
@@ -142,12 +143,9 @@ def quality(
         for k, z in enumerate(method.states(x, max(counts))):
             if k not in parts:
                 continue
-            layout = StateLayout.of(z, batched)
             parts[k].append(metric.part(teacher.readout(z, context), y))
             distances[k].append(relative_distance(z, star, batched))
-            residuals[k].append(
-                relative_residual(layout.flatten(z), layout.flatten(teacher.step(z, context)))
-            )
+            residuals[k].append(measure(teacher, z, context))
     return {
         k: Quality(
             metric.score(parts[k]),

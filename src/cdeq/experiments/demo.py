@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -14,6 +16,7 @@ from cdeq.consistency.distill import distill
 from cdeq.consistency.recipes import RECIPES, recipe_named
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
+from cdeq.experiments.certified import CertifiedComparison, compare_certified
 from cdeq.experiments.compare import (
     compare,
     parameter_count,
@@ -22,6 +25,7 @@ from cdeq.experiments.compare import (
     student_method,
 )
 from cdeq.experiments.plots import plot_results
+from cdeq.experiments.provenance import Training, TrainingClock, making_notes, recipes_of
 from cdeq.experiments.report import write_report
 from cdeq.experiments.results import (
     Results,
@@ -30,19 +34,21 @@ from cdeq.experiments.results import (
     current_commit,
     current_hardware,
 )
+from cdeq.experiments.table import seconds_text, style
 from cdeq.experiments.task import Task
+from cdeq.files import atomic_write_text
 from cdeq.solvers import Anderson, Broyden, Picard, Solver
-from cdeq.training.log import Progress
+from cdeq.training.log import Progress, ProgressBar
 from cdeq.training.teach import teach
 
-ProgressFactory = Callable[[str], AbstractContextManager[Progress]]
+CERTIFIED = "anchored"
+"""The recipe whose certified solve the demo shows: the default one."""
 
 
 def train_teacher(
     task: Task, folder: Path | None, seed: int, progress: Progress | None
-) -> tuple[nn.Module, float]:
-    """A trained teacher and the seconds its training took, resumed from `folder` if it was cut short."""
-    began = time.perf_counter()
+) -> tuple[nn.Module, Training]:
+    """A trained teacher, resumed from `folder` if it was cut short, and what its training took in all."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         teacher = task.build()
@@ -52,8 +58,15 @@ def train_teacher(
         "teach": repr(task.teach),
         "model": getattr(teacher, "config", None),
     }
-    teach(teacher, task.teaching, task.teach, folder=folder, identity=identity, progress=progress)
-    return teacher.requires_grad_(False), time.perf_counter() - began
+    clock = TrainingClock(folder)
+
+    def tick(done: int, total: int, metrics: dict[str, float]) -> None:
+        clock.keep()
+        if progress is not None:
+            progress(done, total, metrics)
+
+    teach(teacher, task.teaching, task.teach, folder=folder, identity=identity, progress=tick)
+    return teacher.requires_grad_(False), clock.keep(finished=True)
 
 
 def distil_student(
@@ -74,42 +87,19 @@ def distil_student(
     )
 
 
-def run_demo(
-    task: Task,
-    folder: Path,
-    *,
-    seed: int = 0,
-    progress: ProgressFactory,
-    say: Callable[[str], None],
+def measure_all(
+    task: Task, teacher: nn.Module, students: dict[str, Student], seed: int, training: Training
 ) -> Results:
-    """Everything the demo makes, in `folder`: students, results.json, plots, report.html."""
-    with progress(f"train teacher ({task.name})") as bar:
-        teacher, seconds = train_teacher(task, folder / "teacher", seed, bar)
-    say(f"teacher trained: {type(teacher).__name__}, {seconds:.0f} s")
-    students: dict[str, Student] = {}
-    for name in RECIPES:
-        began = time.perf_counter()
-        students[name] = distil_student(
-            task, teacher, name, folder / f"distil-{name}", seed, progress=True
-        )
-        students[name].save(folder / f"student-{name}")
-        say(f"student distilled: {name}, {time.perf_counter() - began:.0f} s")
-
+    """Every solver and student on the test data, in one run."""
     model = check_contract(teacher)
     known = reference(model, task.test, task.metric)
     solvers: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
     methods = {name: solver_method(model, solver) for name, solver in solvers.items()}
     methods |= {name: student_method(student) for name, student in students.items()}
     rows = compare(
-        methods,
-        model,
-        task.test,
-        known.states,
-        task.metric,
-        dataset=task.dataset,
-        seed=seed,
+        methods, model, task.test, known.states, task.metric, dataset=task.dataset, seed=seed
     )
-    results = Results(
+    return Results(
         experiment=f"demo-{task.name}",
         scale="tiny",
         commit=current_commit(),
@@ -125,12 +115,48 @@ def run_demo(
                 higher_is_better=task.metric.higher_is_better,
                 steps=known.steps,
                 residual=known.residual,
-                train_seconds=seconds,
+                train_seconds=training.seconds,
             ),
         ),
         rows=tuple(rows),
     )
+
+
+def run_demo(
+    task: Task,
+    folder: Path,
+    *,
+    seed: int = 0,
+    progress: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Results, CertifiedComparison]:
+    """Everything the demo makes, in `folder`: students, results.json, recipes.json, plots, report.html.
+
+    `progress` draws bars on standard error; `say` is given a line now and then.
+    """
+    with ProgressBar(f"train teacher ({task.name})") if progress else nullcontext() as bar:
+        teacher, training = train_teacher(task, folder / "teacher", seed, bar)
+    say(f"teacher trained: {type(teacher).__name__}, {seconds_text(training.seconds)}")
+    students: dict[str, Student] = {}
+    for name in RECIPES:
+        began = time.perf_counter()
+        students[name] = distil_student(
+            task, teacher, name, folder / f"distil-{name}", seed, progress
+        )
+        students[name].save(folder / f"student-{name}")
+        say(f"student distilled: {name}, {time.perf_counter() - began:.0f} s")
+
+    results = measure_all(task, teacher, students, seed, training)
+    certified = compare_certified(students[CERTIFIED], task.test[0][0])
     results.to_json(folder / "results.json")
+    recipes = recipes_of(task, teacher, training) | {"certified": {CERTIFIED: asdict(certified)}}
+    atomic_write_text(folder / "recipes.json", json.dumps(recipes, indent=1) + "\n")
+    notes = [certified_line(certified), *making_notes(task, teacher, training)]
     figures = plot_results(results, task.dataset, folder)
-    write_report(results, folder / "report.html", figures={task.dataset: figures})
-    return results
+    write_report(results, folder / "report.html", figures={task.dataset: figures}, notes=notes)
+    return results, certified
+
+
+def certified_line(found: CertifiedComparison) -> str:
+    """The certified solve of the demo's student, in one line."""
+    return f"{style(CERTIFIED).name} student, first test batch, {found.text()}."

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from cdeq.experiments.results import Results
 from cdeq.experiments.table import (
-    Metric,
+    MetricStyle,
     Point,
     curves,
     kind_of,
@@ -71,7 +71,7 @@ def few_steps(
     return text + "."
 
 
-def _against(metric: Metric, point: Point, rival: Point, label: str) -> str:
+def _against(metric: MetricStyle, point: Point, rival: Point, label: str) -> str:
     assert point.metric is not None
     assert rival.metric is not None
     score = metric.text(rival.metric)
@@ -223,7 +223,7 @@ def cautions(results: Results, dataset: str, solvers: list[Point]) -> list[str]:
     return lines
 
 
-def _best(points: list[Point], metric: Metric) -> Point | None:
+def _best(points: list[Point], metric: MetricStyle) -> Point | None:
     scored = [p for p in points if p.metric is not None]
     sign = 1 if metric.higher_is_better else -1
     return max(scored, key=lambda p: sign * (p.metric or 0.0), default=None)

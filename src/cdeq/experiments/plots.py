@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdeq.experiments.results import Results
-from cdeq.experiments.table import PALETTE, Metric, Point, curves, kind_of, metric_of, style
+from cdeq.experiments.table import PALETTE, MetricStyle, Point, curves, kind_of, metric_of, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "dataset"
 
 
-def panel_title(quantity: str, axis: str, metric: Metric) -> str:
+def panel_title(quantity: str, axis: str, metric: MetricStyle) -> str:
     """What a panel shows, in a few words."""
     name = {
         "metric": metric.name.capitalize(),
@@ -126,7 +126,7 @@ def _scale(
     panel: "Axes",
     quantity: str,
     axis: str,
-    metric: Metric,
+    metric: MetricStyle,
     heights: list[float],
     times: list[float],
 ) -> None:

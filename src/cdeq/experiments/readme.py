@@ -10,7 +10,7 @@ from cdeq.experiments.results import Results
 from cdeq.experiments.table import markdown_table
 
 TASKS = ("images", "text", "graph")
-SHOWN = ("metric", "distance")
+SHOWN = ("metric", "distance", "f_equivalents")
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
 

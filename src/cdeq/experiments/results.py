@@ -22,6 +22,8 @@ from typing import Any, Self
 
 import torch
 
+from cdeq.files import atomic_write_text
+
 
 class ResultsError(ValueError):
     """A field of the results is unknown, missing, or of the wrong type; the message names it."""
@@ -131,12 +133,7 @@ class Results:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_finite(asdict(self)), indent=1, allow_nan=False, ensure_ascii=False)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_text(text + "\n", encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        atomic_write_text(path, text + "\n")
         return path
 
     @classmethod
@@ -260,6 +257,23 @@ def current_command(argv: Sequence[str] | None = None) -> str:
     else:
         head = [path.name]
     return shlex.join([*head, *arguments])
+
+
+def write_measurements(
+    path: str | os.PathLike[str], rows: list[dict[str, Any]], **about: Any
+) -> Path:
+    """Write the rows of a benchmark with the command, commit and hardware that they depend on."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {
+        "command": current_command(),
+        "commit": current_commit(),
+        "hardware": current_hardware(),
+        **about,
+        "rows": rows,
+    }
+    atomic_write_text(path, json.dumps(_finite(found), indent=1, allow_nan=False) + "\n")
+    return path
 
 
 def current_hardware() -> dict[str, Any]:

@@ -116,7 +116,7 @@ def kind_of(points: list[Point]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class MetricStyle:
     """How a dataset's metric is written, and which of two values is the better one."""
 
     name: str
@@ -153,14 +153,14 @@ class Metric:
         return value >= target - slack if self.higher_is_better else value <= target + slack
 
 
-def metric_of(results: Results, dataset: str) -> Metric:
+def metric_of(results: Results, dataset: str) -> MetricStyle:
     """The metric of a dataset. A fraction such as accuracy is shown in percent."""
     teacher = results.teacher(dataset)
     name = teacher.metric_name.lower()
     percent = any(word in name for word in ("accuracy", "f1", "error rate", "recall", "precision"))
     values = [teacher.metric, *(row.metric for row in results.rows_of(dataset))]
     fraction = all(value is None or abs(value) <= 1 for value in values)
-    return Metric(
+    return MetricStyle(
         name=teacher.metric_name,
         higher_is_better=teacher.higher_is_better,
         percent=percent,
@@ -188,7 +188,12 @@ def seconds_text(value: float | None) -> str:
     return f"{value / 60:.0f} min"
 
 
-def teacher_text(teacher: TeacherResult, metric: Metric) -> str:
+def cost_text(value: float | None) -> str:
+    """A cost in teacher steps to one decimal: `2.3`."""
+    return "–" if value is None else f"{value:.1f}"
+
+
+def teacher_text(teacher: TeacherResult, metric: MetricStyle) -> str:
     """One line about the converged teacher."""
     parts = [f"{teacher.name}, converged: {metric.phrase(teacher.metric)}"]
     if teacher.steps is not None:
@@ -200,6 +205,7 @@ def teacher_text(teacher: TeacherResult, metric: Metric) -> str:
 
 
 QUANTITIES = ("metric", "distance", "residual", "seconds")
+"""What a table shows unless told otherwise; `f_equivalents`, the cost in teacher steps, can be asked for."""
 
 
 def grid(
@@ -207,22 +213,24 @@ def grid(
 ) -> tuple[list[int | None], Iterator[tuple[str, str, list[tuple[str, bool]]]]]:
     """The step counts, and for each method and quantity its cells `(text, is best)`.
 
-    The best of a column is the best of its quantity at that step count over all methods.
+    The best of a column is the best of its quantity at that step count over all methods; the cost in
+    steps has none, since a plain solver's is the step count itself.
     """
     found = curves(results, dataset)
     metric = metric_of(results, dataset)
     steps = sorted({p.steps for points in found.values() for p in points}, key=lambda k: k or 1e9)
-    quantities: list[tuple[str, str, Callable[[Point], str], bool]] = [
+    quantities: list[tuple[str, str, Callable[[Point], str], bool | None]] = [
         (metric.name, "metric", lambda p: metric.text(p.metric, p.spread), metric.higher_is_better),
         ("distance", "distance", lambda p: small_text(p.distance), False),
         ("residual", "residual", lambda p: small_text(p.residual), False),
         ("seconds", "seconds", lambda p: seconds_text(p.seconds), False),
+        ("cost in steps", "f_equivalents", lambda p: cost_text(p.f_equivalents), None),
     ]
 
-    def best(field: str, higher: bool, k: int | None) -> float | None:
+    def best(field: str, higher: bool | None, k: int | None) -> float | None:
         column = [getattr(p, field) for points in found.values() for p in points if p.steps == k]
         present = [value for value in column if value is not None]
-        if len(present) < 2:
+        if higher is None or len(present) < 2:
             return None
         return max(present) if higher else min(present)
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from cdeq.files import atomic_write_bytes
+from cdeq.files import atomic_write_bytes, differences
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -100,21 +100,9 @@ def read_checkpoint(folder: Path, identity: dict[str, Any]) -> Checkpoint | None
         ) from None
     identity = json.loads(json.dumps(identity))
     if made_by != identity:
-        found = _differences(made_by, identity)
+        found = differences(made_by, identity)
         raise CheckpointError(
             f"{path} belongs to another run: it differs in {', '.join(found)}. "
             "Use another folder, or delete it."
         )
     return Checkpoint(update, tensors)
-
-
-def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of what differs between two identities."""
-    found: list[str] = []
-    for key in sorted({*ours, *theirs}):
-        a, b = ours.get(key), theirs.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append(prefix + key)
-    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +25,13 @@ def is_main_process() -> bool:
     return process_rank()[0] == 0
 
 
-def wait_for_all() -> None:
-    """Every process waits here for the others."""
-    if process_rank()[1] > 1:
-        dist.barrier()
+def from_main_process(value: Any) -> Any:
+    """The main process's value, on every process."""
+    if process_rank()[1] == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 @contextmanager
@@ -38,7 +43,8 @@ def process_group() -> Iterator[None]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo")
+    # The others wait while the main process records, which may take long.
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(days=1))
     try:
         yield
     finally:

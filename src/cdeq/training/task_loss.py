@@ -15,7 +15,7 @@ IGNORED = -100
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits (..., C) with labels (...)."""
-    return functional.cross_entropy(
-        output.reshape(-1, output.shape[-1]), labels.reshape(-1), ignore_index=IGNORED
-    )
+    """Mean cross-entropy of logits (..., C) with labels (...); 0 where no label counts."""
+    logits, flat = output.reshape(-1, output.shape[-1]), labels.reshape(-1)
+    total = functional.cross_entropy(logits, flat, ignore_index=IGNORED, reduction="sum")
+    return total / (flat != IGNORED).sum().clamp_min(1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
+from cdeq.equilibrium.states import tensors_of
 from cdeq.gradients import Gradient, Phantom, Unrolled, equilibrium, jacobian_penalty
 from cdeq.solvers import Anderson, Solver
 from cdeq.training.log import Progress
@@ -64,8 +65,11 @@ class TeachingObjective(nn.Module):
         loss = self.task_loss(model.readout(solution.state, context), y)
         metrics = {"task": loss.detach(), "residual": solution.residual.mean()}
         if config.penalty > 0 and not shallow:
+            # The estimate draws its signs where the state is.
+            device = tensors_of(solution.state)[0].device
+            signs = torch.Generator(device).manual_seed(generator.initial_seed())
             penalty = jacobian_penalty(
-                lambda z: model.step(z, context), solution.state, generator=generator
+                lambda z: model.step(z, context), solution.state, generator=signs
             )
             loss = loss + config.penalty * penalty
             metrics["penalty"] = penalty.detach()

@@ -6,6 +6,7 @@ from cdeq.trajectories.manifest import (
     FingerprintMismatch,
     IncompleteStore,
     StoreError,
+    UnsolvedBatch,
 )
 from cdeq.trajectories.record import record
 from cdeq.trajectories.store import TrajectoryBatch, TrajectoryStore
@@ -17,6 +18,7 @@ __all__ = [
     "StoreError",
     "TrajectoryBatch",
     "TrajectoryStore",
+    "UnsolvedBatch",
     "augment_endpoints",
     "record",
 ]

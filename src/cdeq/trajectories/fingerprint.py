@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cdeq.trajectories.nesting import Structure, flatten_batch, split_batch
+from cdeq.trajectories.sparse import dense_pieces
 
 Fingerprint = dict[str, Any]
 
@@ -76,35 +77,10 @@ def data_fingerprint(loader: Iterable[Any], size: int, limit: int | None) -> lis
 def update_with_tensor(digest: Any, name: str, tensor: Tensor) -> None:
     """Add a tensor to a running hash: name, dtype, shape, bytes."""
     tensor = tensor.detach()
-    for part, piece in _dense_parts(tensor).items():
+    for part, piece in dense_pieces(tensor).items():
         header = [name, part, str(piece.dtype), list(tensor.shape), list(piece.shape)]
         digest.update(json.dumps(header).encode())
         digest.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def differences(recorded: Fingerprint, given: Fingerprint, prefix: str = "") -> dict[str, tuple]:
-    """Where two fingerprints differ: dotted name -> (recorded, given)."""
-    found: dict[str, tuple] = {}
-    for key in sorted({*recorded, *given}):
-        ours, theirs = recorded.get(key), given.get(key)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            found |= differences(ours, theirs, f"{prefix}{key}.")
-        elif ours != theirs:
-            found[prefix + key] = (ours, theirs)
-    return found
-
-
-def _dense_parts(tensor: Tensor) -> dict[str, Tensor]:
-    if tensor.layout == torch.sparse_coo:
-        tensor = tensor.coalesce()
-        return {"indices": tensor.indices(), "values": tensor.values()}
-    if tensor.layout == torch.sparse_csr:
-        return {
-            "rows": tensor.crow_indices(),
-            "columns": tensor.col_indices(),
-            "values": tensor.values(),
-        }
-    return {"": tensor}
 
 
 def _plain(value: Any) -> Any:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cdeq.files import atomic_write_text
-from cdeq.trajectories.fingerprint import Fingerprint, differences
+from cdeq.files import atomic_write_text, differences
+from cdeq.trajectories.fingerprint import Fingerprint
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -25,6 +25,10 @@ class DamagedStore(StoreError):
 
 class IncompleteStore(StoreError):
     """The recording was interrupted and not yet resumed to its end."""
+
+
+class UnsolvedBatch(StoreError):
+    """The teacher has no finite residual for a sample, so there is nothing to learn from."""
 
 
 class FingerprintMismatch(StoreError):

@@ -7,13 +7,14 @@ The description is JSON: "tensor", null, {"tuple": [..]}, {"list": [..]}, {"dict
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from cdeq.trajectories.sparse import dense_pieces, from_pieces
 
 Structure = Any
 CSR_PIECES = ("rows", "columns", "values")
@@ -25,8 +26,7 @@ def flatten(value: Any, name: str) -> tuple[Structure, dict[str, Tensor]]:
         return None, {}
     if isinstance(value, Tensor):
         if value.layout == torch.sparse_csr:
-            pieces = (value.crow_indices(), value.col_indices(), value.values())
-            table = {f"{name}.{p}": t for p, t in zip(CSR_PIECES, pieces, strict=True)}
+            table = {f"{name}.{p}": t for p, t in dense_pieces(value).items()}
             return {"csr": list(value.shape)}, table
         if value.layout != torch.strided:
             raise TypeError(
@@ -64,10 +64,8 @@ def unflatten(structure: Structure, name: str, read: Callable[[str], Tensor]) ->
     if kind == "dict":
         return {key: unflatten(s, f"{name}.{_escape(key)}", read) for key, s in children}
     if kind == "csr":
-        crow, column, values = (read(f"{name}.{piece}") for piece in CSR_PIECES)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-            return torch.sparse_csr_tensor(crow, column, values, children, check_invariants=True)
+        pieces = {piece: read(f"{name}.{piece}") for piece in CSR_PIECES}
+        return from_pieces(torch.sparse_csr, pieces, children)
     if kind == "named":
         path, fields = children
         parts = [unflatten(s, f"{name}.{f}", read) for f, s in fields]

@@ -20,7 +20,14 @@ from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import Solver
 from cdeq.trajectories.capture import CAPTURES, Settings
 from cdeq.trajectories.fingerprint import BatchDigest, solver_fingerprint, teacher_fingerprint
-from cdeq.trajectories.manifest import MANIFEST, Manifest, Shard, require_same_data, shard_name
+from cdeq.trajectories.manifest import (
+    MANIFEST,
+    Manifest,
+    Shard,
+    UnsolvedBatch,
+    require_same_data,
+    shard_name,
+)
 from cdeq.trajectories.nesting import flatten_batch, map_nest, split_batch
 from cdeq.trajectories.store import DTYPES, TrajectoryStore, batch_key
 
@@ -57,6 +64,8 @@ def record(
     that the same call completes, to the same bytes. It then reads the finished shards' batches from
     the loader again, to see that they are the same, so their order must not change. A complete
     folder is returned as it is, the loader unread; `TrajectoryStore.check` compares the data too.
+    A sample whose residual is not finite is refused (UnsolvedBatch); one that merely has not converged
+    is kept, and counted by `TrajectoryStore.unconverged`.
     One process at a time writes a folder. Writing a shard takes three times its size in memory.
     """
     check_contract(model)
@@ -124,6 +133,7 @@ def _fill(
         if not writer.skips:
             x = x if device is None else map_nest(lambda t: t.to(device), x)
             captured = capture(model, model.inject(x), settings)
+            _require_finite(captured.tensors["residual"], done - 1)
             state = {"tuple": captured.is_tuple, "tensors": len(captured.tensors) - 1}
             # Copies, since a loader may reuse its memory, and safetensors refuses two views of one.
             inputs = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
@@ -132,6 +142,16 @@ def _fill(
         if progress is not None:
             progress(done, total)
     writer.close()
+
+
+def _require_finite(residual: Tensor, index: int) -> None:
+    unsolved = (~residual.isfinite()).nonzero().flatten().tolist()
+    if unsolved:
+        raise UnsolvedBatch(
+            f"batch {index}: the teacher's residual is not finite for {len(unsolved)} of "
+            f"{len(residual)} samples, the first of them number {unsolved[0]}. It has no equilibrium "
+            "there to learn from: look for NaN or infinity in its weights and in this input"
+        )
 
 
 class _Writer:

@@ -92,6 +92,26 @@ class TrajectoryStore:
         # Open files stay behind when a store is sent to another process.
         return {**self.__dict__, "_handles": OrderedDict()}
 
+    def sizes(self) -> list[int]:
+        """The number of samples in each batch (1 for a state without a batch axis); reads shapes only."""
+        return [residual.get_shape()[0] for residual in self._residuals()]
+
+    def unconverged(self, tol: float) -> float:
+        """The share of samples whose recorded residual exceeds `tol`; reads the residuals only."""
+        above = [~(residual[...] <= tol) for residual in self._residuals()]  # of NaN, too
+        return float(torch.cat(above).double().mean())
+
+    def _residuals(self) -> Iterator[Any]:
+        """Each batch's unread residual, without a checksum, which would read whole shards."""
+        for number, shard in enumerate(self.manifest.shards):
+            path, first = self.folder / shard.file, number * self.manifest.batches_per_shard
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for index in range(first, first + shard.batches):
+                        yield file.get_slice(f"{batch_key(index)}.residual")
+            except (SafetensorError, OSError) as error:
+                raise altered(path) from error
+
     def slice_of(self, index: int, name: str) -> Any:
         """An unread tensor of a batch: has get_shape(), and reads only what it is indexed with."""
         number = index // self.manifest.batches_per_shard

@@ -77,11 +77,11 @@ class IGNN(nn.Module):
 
     def start_network(self) -> nn.Module:
         """Two pointwise layers on the injection."""
-        return PointwiseStart(self.config["width"])
+        return InjectionStart(self.config["width"])
 
 
-class PointwiseStart(nn.Module):
-    """s(b) = relu(W2 relu(W1 b)), zero before training."""
+class InjectionStart(nn.Module):
+    """s(b) = W2 relu(W1 b), zero before training."""
 
     def __init__(self, width: int, inner: int = 32):
         super().__init__()
