@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from cdeq import FitConfig, TrajectoryStore, distill, record
+from killing import fork, killed_at, outcome, run_helper
 from teachers import Tanh, batches
 
 KILLS = 20
@@ -36,26 +35,6 @@ def distilling(root, recipe, folder, updates, every):
     store = TrajectoryStore.open(root / recipe)
     student = distill(Tanh(), store, recipe=recipe, fit_config=config, folder=folder)
     student.save(folder / "student")
-
-
-def fork(function, *arguments):
-    """The process id of a child that runs `function` and ends."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            function(*arguments)
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
-
-
-def outcome(pid):
-    """The signal that ended a child, or 0 if it ended well."""
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status <= 0, f"the child failed with {status}"
-    return -status
 
 
 def tensors(folder):
@@ -121,7 +100,7 @@ def kill_at_every_call(root, recipe):
     kills, left = 0, 0
     while True:
         folder = root / f"{recipe}-call{kills}"
-        if outcome(fork(killed_at, kills, root, recipe, folder, *work)) == 0:
+        if outcome(fork(killed_at, kills, distilling, root, recipe, folder, *work)) == 0:
             break
         kills += 1
         left += progress(folder)[1]
@@ -130,33 +109,9 @@ def kill_at_every_call(root, recipe):
     return {"kills": kills, "temporary": left}
 
 
-def killed_at(number, *work):
-    calls = iter(range(10**6))
-    fsync, replace = os.fsync, os.replace
-
-    def fatal_fsync(descriptor):
-        if next(calls) == number:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):  # as if half of it had been written
-                os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-        fsync(descriptor)
-
-    def fatal_replace(source, target):
-        if next(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target)
-
-    os.fsync, os.replace = fatal_fsync, fatal_replace
-    distilling(*work)
-
-
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(tmp_path_factory.mktemp("killed"))]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return run_helper(__file__, tmp_path_factory.mktemp("killed"))
 
 
 @pytest.mark.parametrize("recipe", ["paper", "anchored"])

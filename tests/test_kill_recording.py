@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from cdeq.equilibrium import from_functions
 from cdeq.files import sha256_of_file
 from cdeq.solvers import Anderson
 from cdeq.trajectories import TrajectoryStore, record
+from killing import fork, killed_at, outcome, run_helper
 
 KILLS = 24
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -30,26 +29,6 @@ def recording(folder, count, size):
     loader = ((torch.randn(size, 64, generator=generator),) for _ in range(count))
     model = from_functions(lambda z, c: torch.tanh(0.6 * z.roll(1, -1) + c))
     record(model, loader, folder, solver=Anderson(), max_steps=15, batches_per_shard=2)
-
-
-def fork(function, *arguments):
-    """The process id of a child that runs `function` and ends."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            function(*arguments)
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
-
-
-def outcome(pid):
-    """The signal that ended a child, or 0 if it ended well."""
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status <= 0, f"the child failed with {status}"
-    return -status
 
 
 def contents(folder):
@@ -107,7 +86,7 @@ def kill_at_every_call(root):
     kills, left = 0, []
     while True:
         folder = root / f"call{kills}"
-        if outcome(fork(killed_at, kills, folder, *work)) == 0:
+        if outcome(fork(killed_at, kills, recording, folder, *work)) == 0:
             break
         kills += 1
         left.append(look(folder))
@@ -116,33 +95,9 @@ def kill_at_every_call(root):
     return {"kills": kills, "left": left}
 
 
-def killed_at(number, folder, *work):
-    calls = iter(range(10**6))
-    fsync, replace = os.fsync, os.replace
-
-    def fatal_fsync(descriptor):
-        if next(calls) == number:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):  # as if half of it had been written
-                os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-        fsync(descriptor)
-
-    def fatal_replace(source, target):
-        if next(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target)
-
-    os.fsync, os.replace = fatal_fsync, fatal_replace
-    recording(folder, *work)
-
-
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(tmp_path_factory.mktemp("killed"))]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return run_helper(__file__, tmp_path_factory.mktemp("killed"))
 
 
 def test_killed_at_random_moments(reports):

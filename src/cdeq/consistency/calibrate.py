@@ -16,7 +16,8 @@ from cdeq.trajectories.nesting import map_nest, split_batch
 
 if TYPE_CHECKING:
     from cdeq.consistency.history import Evaluation
-    from cdeq.consistency.student import Prepared, Student
+    from cdeq.consistency.parts import Prepared
+    from cdeq.consistency.student import Student
 
     Run = tuple[Prepared, State, State, list[Evaluation]]
 

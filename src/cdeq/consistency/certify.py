@@ -15,7 +15,8 @@ from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import Solver, solve_model
 
 if TYPE_CHECKING:
-    from cdeq.consistency.student import Prepared, Student
+    from cdeq.consistency.parts import Prepared
+    from cdeq.consistency.student import Student
 
 DEFAULT_STUDENT_STEPS = 2
 """Steps before the first check, for a student that was never planned."""

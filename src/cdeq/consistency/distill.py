@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from cdeq.consistency.certify import plan_handover
 from cdeq.consistency.objective import DistillationObjective
+from cdeq.consistency.parts import check_teacher
 from cdeq.consistency.recipes import Recipe, recipe_named
-from cdeq.consistency.student import Student, check_teacher
+from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import Solver

@@ -13,7 +13,8 @@ from cdeq.consistency.clock import TIME_MAPS
 from cdeq.consistency.copying import copy_of
 from cdeq.consistency.history import Evaluation
 from cdeq.consistency.losses import Distance, log_distance, mean_squared_error
-from cdeq.consistency.student import Moment, Prepared, Student
+from cdeq.consistency.parts import Moment, Prepared
+from cdeq.consistency.student import Student
 from cdeq.equilibrium.states import State, map_state, relative_distance
 from cdeq.training.task_loss import TaskLoss
 from cdeq.trajectories import TrajectoryBatch, augment_endpoints

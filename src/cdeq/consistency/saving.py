@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from cdeq.consistency.parts import Form
 from cdeq.consistency.recipes import Recipe
 from cdeq.files import atomic_write_bytes, atomic_write_text, remove_leftovers
 from cdeq.trajectories.sparse import dense_pieces, from_pieces
@@ -187,8 +188,6 @@ def load_student(cls: type[Student], folder: Path, teacher: nn.Module | type | N
 def _rebuilt(
     cls: type[Student], folder: Path, config: dict[str, Any], teacher: nn.Module | type | None
 ) -> Student:
-    from cdeq.consistency.student import Form
-
     recipe, form = Recipe.from_dict(config["recipe"]), config["form"]
     if not isinstance(teacher, nn.Module):
         teacher = _build(config["teacher"], teacher, "teacher")

@@ -6,9 +6,8 @@ Shapes: B samples; a state is as the teacher's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,67 +27,17 @@ from cdeq.consistency.history import (
     NoHistory,
     RunningAnderson,
 )
+from cdeq.consistency.parts import Form, Moment, Prepared, TeacherMethods, check_teacher
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.saving import load_student, save_student
 from cdeq.consistency.start import PointwiseStart
 from cdeq.consistency.weights import Deltas, mix_contexts, mix_weights
-from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
+from cdeq.equilibrium.contract import EquilibriumModel, Input, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, tensors_of
 from cdeq.solvers.loop import Solver
 
 NEGLIGIBLE_STRENGTH = 1e-6
 """Below this share of the student's change a step is the teacher's own."""
-
-
-class Moment(NamedTuple):
-    """A point on the student's clock: solver time t, and c_out(t), the student's share there."""
-
-    time: float
-    strength: float | Tensor
-
-
-class Prepared(NamedTuple):
-    """All that the steps on one input share: contexts under theta and theta + delta, and the weights."""
-
-    base: Context
-    changed: Context
-    theta: list[Tensor]
-    delta: list[Tensor]
-    weights: dict[str, Tensor]
-    """theta + delta, by name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """What of a teacher's shapes a student is built on, so that it can be rebuilt without an example."""
-
-    features: tuple[int, ...]
-    axes: tuple[int, ...]
-    weights: tuple[str, ...]
-    """Names of the teacher's weights that take part in a step, and so are changed."""
-
-
-class _Methods(nn.Module):
-    """The teacher's methods behind one forward, as `functional_call` needs it."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, method: str, *arguments: Any) -> Any:
-        return getattr(self.model, method)(*arguments)
-
-
-def check_teacher(teacher: object) -> None:
-    """Refuse what a student cannot be made of: no equilibrium model, or one without weights."""
-    check_contract(teacher)
-    if not isinstance(teacher, nn.Module) or not any(
-        p.is_floating_point() for p in teacher.parameters()
-    ):
-        raise TypeError(
-            "a teacher must be an nn.Module with parameters, which the student's changes are made of; "
-            "wrap plain functions with cdeq.from_functions and pass it your modules"
-        )
 
 
 class Student(nn.Module):
@@ -103,7 +52,7 @@ class Student(nn.Module):
         super().__init__()
         check_contract(teacher)
         self.recipe, self.form = recipe, form
-        self.methods = _Methods(teacher.requires_grad_(False).eval())
+        self.methods = TeacherMethods(teacher.requires_grad_(False).eval())
         weights = dict(teacher.named_parameters())
         self.deltas = Deltas(
             {name: weights[name].detach() for name in form.weights},
@@ -293,14 +242,20 @@ class Student(nn.Module):
         for j in range(steps):
             moment = self.moment(j)
             h = self.evaluate(z, moment, prepared)
-            if j == 0 and isinstance(self.history, AndersonHistory) and not _is_tracked(z, h):
-                running = RunningAnderson(z, self.history, self.recipe.window)
+            if j == 0 and steps > 1 and not _is_tracked(z, h):
+                running = self._running_history(z, steps)
             if running is not None:
                 z = self._bounded(z, running(z, h), moment)
             else:
                 evaluations = self._remembered(evaluations, z, h)
                 z = self.combine(evaluations, moment)
             yield z
+
+    def _running_history(self, z: State, steps: int) -> RunningAnderson | None:
+        """Anderson mixing in place, for a rollout that nobody differentiates."""
+        if not isinstance(self.history, AndersonHistory):
+            return None
+        return RunningAnderson(z, self.history, min(self.recipe.window, steps - 1))
 
     # Use.
 

@@ -59,17 +59,19 @@ class Broyden:
         memory.count = n + 1
         step, r = memory.steps[:, n : n + 1], residual[:, None]
         tiny = torch.finfo(r.dtype).tiny
+        row = memory.factors[:, n : n + 1, : n + 1]  # its last entry is 1 so far
         if n == 0:
+            memory.factors.diagonal(dim1=1, dim2=2).fill_(1.0)
             step.copy_(r)
             square = torch.bmm(r, r.mT).clamp_min_(tiny)
         else:
-            known, factors = memory.steps[:, :n], memory.factors[:, :n, :n]
-            _write_step(r, known, factors, step)
+            factors = memory.factors[:, :n, :n]
+            _write_step(r, memory.steps[:, :n], factors, step)
             # a_n = s_n.p / |s_n|^2, where p has gone through the factors before.
             products = torch.bmm(step, memory.steps[:, 1 : n + 1].mT)
             square = products[:, :, -1:].clamp_min_(tiny)
-            memory.factors[:, n : n + 1, :n] = torch.bmm(products, factors).div_(square)
-        memory.factors[:, n, n, None, None] = square.reciprocal()
+            row[:, :, :n] = torch.bmm(products, factors)
+        row.div_(square)
         return torch.add(z, step.squeeze(1)).to(z.dtype), memory
 
 
