@@ -104,10 +104,17 @@ def test_the_global_generator_neither_matters_nor_moves(unplanned):
     assert same_weights(one, distill(teacher, data, fit_config=SHORT))
 
 
+def require_trained(student, x):
+    """The student's changes have moved from zero, and its outputs are numbers."""
+    assert all(bool(delta.abs().sum() > 0) for delta in student.deltas())
+    assert bool(torch.isfinite(student(x, steps=3)).all())
+
+
 def test_labels_may_be_absent(unplanned):
     for data in (batches(labels=False), [x for x, _ in batches()]):
         for recipe in ("paper", "anchored"):
-            distill(Tanh(), data, recipe=recipe, fit_config=SHORT, max_steps=8)
+            student = distill(Tanh(), data, recipe=recipe, fit_config=SHORT, max_steps=8)
+            require_trained(student, inputs())
 
 
 def test_updates_and_learning_rate_are_short_forms(unplanned):
@@ -128,7 +135,7 @@ def test_a_store_of_the_wrong_kind_or_teacher_is_refused(tmp_path):
 
 def test_a_full_store_serves_own_rollouts(tmp_path, unplanned):
     store = record(Tanh(), batches(), tmp_path / "s", max_steps=30)
-    distill(Tanh(), store, recipe="anchored", fit_config=SHORT)
+    require_trained(distill(Tanh(), store, recipe="anchored", fit_config=SHORT), inputs())
 
 
 def test_a_teacher_without_weights_is_refused_before_anything_is_recorded(tmp_path):
@@ -207,13 +214,16 @@ def test_every_ablation_runs(stores, unplanned, name, changes):
 
 @pytest.mark.parametrize("solver", [Anderson(window=2), Broyden(), Picard()])
 def test_any_solver_records(unplanned, solver):
-    distill(Tanh(), batches(2), recipe="paper", solver=solver, fit_config=SHORT, max_steps=8)
+    options = {"recipe": "paper", "fit_config": SHORT, "max_steps": 8}
+    student = distill(Tanh(), batches(2), solver=solver, **options)
+    require_trained(student, inputs())
 
 
 @pytest.mark.parametrize("recipe", ["paper", "anchored"])
 @pytest.mark.parametrize("kind", [Pair, Ring, Offering])
 def test_other_teachers(unplanned, recipe, kind):
-    distill(kind(), batches(2), recipe=recipe, fit_config=SHORT, max_steps=8)
+    student = distill(kind(), batches(2), recipe=recipe, fit_config=SHORT, max_steps=8)
+    require_trained(student, batches(2)[0][0])
 
 
 @pytest.mark.parametrize("recipe", ["paper", "anchored"])
