@@ -179,7 +179,7 @@ def main() -> None:
         "ratio: J steps of the student's rollout over J plain evaluations (red misses the target)."
     )
     console.print("CPU: the same of CPU time, which a busy machine disturbs less.")
-    console.print("whole call: input to output, with start network and both injections.")
+    console.print("whole call: input to output, with start network and injection.")
     console.print(f"threads {options.threads}, load {before[0]:.1f} to {os.getloadavg()[0]:.1f}")
     if options.json:
         write_measurements(

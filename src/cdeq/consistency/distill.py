@@ -37,7 +37,7 @@ def distill(
     *,
     recipe: str | Recipe = "anchored",
     updates: int = 500,
-    learning_rate: float = 1e-3,
+    learning_rate: float = 3e-3,
     fit_config: FitConfig | None = None,
     folder: str | Path | None = None,
     solver: Solver | None = None,
