@@ -138,7 +138,7 @@ def graph(seed: int = 0) -> Task:
             "paper": DistillPlan(fit=FitConfig(updates=600, learning_rate=1e-2)),
             "anchored": DistillPlan(
                 fit=FitConfig(updates=500, learning_rate=1e-2),
-                changes={"decay": 0.65, "history": "anderson", "window": 5},
+                changes={"history": "anderson", "window": 5},
             ),
         },
     )
