@@ -82,12 +82,12 @@ def test_the_recipes_are_kept_beside_the_results(graph_demo):
     made = graph_demo[0] / "runs" / "demo-graph"
     found = json.loads((made / "recipes.json").read_text())
     anchored = found["students"]["anchored"]
-    assert anchored["changes"] == {"decay": 0.65, "history": "anderson", "window": 5}
+    assert anchored["changes"] == {"history": "anderson", "window": 5}
     assert (anchored["training"]["updates"], anchored["training"]["learning_rate"]) == (500, 0.01)
     assert found["teacher"]["training"]["fit"]["updates"] == 200
     assert found["teacher"]["training"]["gradient"]["type"] == "Phantom"
     report = (made / "report.html").read_text()
-    for words in ("decay=0.65", "500 updates at a learning rate of 0.01", "Paper student: recipe"):
+    for words in ("window=5", "500 updates at a learning rate of 0.01", "Paper student: recipe"):
         assert words in report
 
 
