@@ -4,8 +4,8 @@
 
 Times the J steps of an anchored student's rollout, from z_0 on, over J plain evaluations of the teacher's f, on
 a text-sized and an image-sized teacher, in one run, taking turns; a ratio of 1.10 means 10 % on top. Beside it
-the whole call, input to output: student(x, steps=J), its start network and second injection included, over
-inject, start, J evaluations, readout. On a busy machine the ratio of CPU time says more than that of wall time
+the whole call, input to output: student(x, steps=J), its start network included, over inject, start,
+J evaluations, readout. On a busy machine the ratio of CPU time says more than that of wall time
 (with one thread). Once for the recipe as it stands, once with the images demo's history.
 """
 
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from torch import Tensor, nn
 from cdeq.consistency.recipes import Recipe, recipe_named
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
+from cdeq.experiments.compare import median_times
 from cdeq.experiments.results import write_measurements
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
@@ -64,25 +63,6 @@ def disturbed(student: Student) -> Student:
     return student.eval()
 
 
-def median_seconds(
-    works: dict[Any, Callable[[], Callable[[], object]]], repeats: int
-) -> dict[Any, tuple[float, float]]:
-    """Median wall and CPU seconds of what each `works[name]()` returns, in turns; making it ready is not timed."""
-    times: dict[Any, list[tuple[float, float]]] = {name: [] for name in works}
-    for repeat in range(repeats + 1):
-        for name, ready in works.items():
-            work = ready()
-            wall, cpu = time.perf_counter(), time.process_time()
-            work()
-            spent = (time.perf_counter() - wall, time.process_time() - cpu)
-            if repeat:  # the first round warms up
-                times[name].append(spent)
-    return {
-        name: (statistics.median(w for w, _ in found), statistics.median(c for _, c in found))
-        for name, found in times.items()
-    }
-
-
 @torch.no_grad()
 def measure(
     teacher: nn.Module, recipe: Recipe, x: Tensor, counts: list[int], repeats: int
@@ -117,7 +97,7 @@ def measure(
         works["student", j] = lambda j=j: student_steps(j)
         works["plain call", j] = lambda j=j: lambda: plain_call(j)
         works["student call", j] = lambda j=j: lambda: student(x, steps=j)
-    times = median_seconds(works, repeats)
+    times = median_times(works, repeats)
     seconds = {name: wall for name, (wall, _) in times.items()}
     return [
         {

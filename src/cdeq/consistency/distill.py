@@ -21,6 +21,7 @@ from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import Solver
+from cdeq.training.draws import numbered_generator
 from cdeq.training.log import ProgressBar
 from cdeq.training.loop import FitConfig, fit
 from cdeq.training.parallel import from_main_process, is_main_process, process_rank
@@ -174,7 +175,7 @@ def _fit_student(
     def batch_at(update: int) -> TrajectoryBatch:
         """Every batch once an epoch, in an order that depends on the seed and the epoch alone."""
         epoch, place = divmod(update, len(store))
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        generator = numbered_generator(seed, epoch)
         batch = store[int(torch.randperm(len(store), generator=generator)[place])]
         return placed(batch.part(rank, world) if world > 1 else batch)
 

@@ -16,6 +16,7 @@ from cdeq.consistency.losses import Distance, log_distance, mean_squared_error
 from cdeq.consistency.parts import Moment, Prepared
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.states import State, map_state, relative_distance
+from cdeq.training.draws import numbered_generator
 from cdeq.training.task_loss import TaskLoss
 from cdeq.trajectories import TrajectoryBatch, augment_endpoints
 
@@ -89,7 +90,7 @@ class DistillationObjective(nn.Module):
 
     def _on_teacher_states(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
         r, last = self.recipe, batch.steps
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + update)
+        generator = numbered_generator(self.seed, update)
         replaced = augment_endpoints(
             last, r.augment_probability, r.augment_first, r.augment_last, generator
         )

@@ -157,16 +157,34 @@ def quality(
 
 
 @torch.no_grad()
-def median_seconds(works: dict[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:
-    """Median seconds of each piece of work; they take turns, so that a busy moment hits them all."""
-    times: dict[Any, list[float]] = {name: [] for name in works}
+def median_times(
+    works: dict[Any, Callable[[], Callable[[], object]]], repeats: int
+) -> dict[Any, tuple[float, float]]:
+    """Median wall and CPU seconds of what each `works[name]()` returns; making it ready is not timed.
+
+    They take turns, so that a busy moment hits them all.
+    """
+    times: dict[Any, list[tuple[float, float]]] = {name: [] for name in works}
     for repeat in range(repeats + 1):
-        for name, work in works.items():
-            began = time.perf_counter()
+        for name, ready in works.items():
+            work = ready()
+            wall, cpu = time.perf_counter(), time.process_time()
             work()
+            spent = (time.perf_counter() - wall, time.process_time() - cpu)
             if repeat:  # the first round warms up
-                times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in times.items()}
+                times[name].append(spent)
+    return {
+        name: (statistics.median(w for w, _ in found), statistics.median(c for _, c in found))
+        for name, found in times.items()
+    }
+
+
+def median_seconds(works: dict[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:
+    """Median wall seconds of each piece of work, in turns."""
+    ready: dict[Any, Callable[[], Callable[[], object]]] = {
+        name: partial(lambda work: work, work) for name, work in works.items()
+    }
+    return {name: wall for name, (wall, _) in median_times(ready, repeats).items()}
 
 
 def compare(

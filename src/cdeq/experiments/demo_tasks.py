@@ -14,6 +14,7 @@ from cdeq.gradients import Implicit, Phantom
 from cdeq.models.graph.ignn import IGNN
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
+from cdeq.training.draws import numbered_generator
 from cdeq.training.loop import FitConfig
 from cdeq.training.task_loss import IGNORED
 from cdeq.training.teach import TeachConfig
@@ -23,7 +24,7 @@ def _draws(examples: Examples, batch: int, seed: int) -> Callable[[int], Batch]:
     """Random training batches, each a function of the update's number alone."""
 
     def draw(update: int) -> Batch:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+        generator = numbered_generator(seed, update)
         chosen = torch.randint(len(examples.y), (batch,), generator=generator)
         return examples.x[chosen], examples.y[chosen]
 
@@ -35,7 +36,7 @@ def _shifted(draw: Callable[[int], Batch], seed: int) -> Callable[[int], Batch]:
 
     def shifted(update: int) -> Batch:
         x, y = draw(update)
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+        generator = numbered_generator(seed, update)
         down, right = torch.randint(-1, 2, (2,), generator=generator).tolist()
         return torch.roll(x, (down, right), (2, 3)), y
 

@@ -14,6 +14,7 @@ from cdeq.equilibrium.contract import EquilibriumModel, check_contract
 from cdeq.equilibrium.states import tensors_of
 from cdeq.gradients import Gradient, Phantom, Unrolled, equilibrium, jacobian_penalty
 from cdeq.solvers import Anderson, Solver
+from cdeq.training.draws import numbered_generator
 from cdeq.training.log import Progress
 from cdeq.training.loop import FitConfig, fit
 from cdeq.training.task_loss import TaskLoss, cross_entropy
@@ -49,7 +50,7 @@ class TeachingObjective(nn.Module):
     def forward(self, batch: tuple[Any, Tensor], update: int) -> tuple[Tensor, dict[str, Tensor]]:
         (x, y), config = batch, self.config
         model: EquilibriumModel = self.model  # type: ignore[assignment]
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + update)
+        generator = numbered_generator(config.seed, update)
         low, high = config.depths
         depth = int(torch.randint(low, high + 1, (), generator=generator))
         shallow = update < config.pretrain
@@ -67,7 +68,7 @@ class TeachingObjective(nn.Module):
         if config.penalty > 0 and not shallow:
             # The estimate draws its signs where the state is.
             device = tensors_of(solution.state)[0].device
-            signs = torch.Generator(device).manual_seed(generator.initial_seed())
+            signs = numbered_generator(config.seed, update, device)
             penalty = jacobian_penalty(
                 lambda z: model.step(z, context), solution.state, generator=signs
             )
