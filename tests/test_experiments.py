@@ -25,11 +25,11 @@ from cdeq.experiments.compare import (
     solver_method,
     student_method,
 )
-from cdeq.experiments.demo import train_teacher
 from cdeq.experiments.demo_tasks import DEMO_TASKS
 from cdeq.experiments.metrics import accuracy, perplexity
 from cdeq.experiments.provenance import TRAINING, described, making_notes, recipes_of
 from cdeq.experiments.task import DistillPlan, Task
+from cdeq.experiments.train import train_teacher
 from cdeq.solvers import Anderson, Picard
 from cdeq.training.loop import FitConfig
 from cdeq.training.task_loss import IGNORED

@@ -15,12 +15,13 @@ from torch.func import functional_call
 from cdeq.data import Graph, normalised_adjacency
 from cdeq.equilibrium import check_contract, is_batched
 from cdeq.gradients import jacobian_penalty
-from cdeq.models import IGNN, MODELS, ConvDEQ, TransformerDEQ
+from cdeq.models import EIGNN, IGNN, MIGNN, MODELS, ConvDEQ, TransformerDEQ
 from cdeq.models.graph.sparse import sparse_product
 from cdeq.models.text.transformer import causal_attention
 from cdeq.solvers import Anderson, Picard, solve_model
 
 NODES = 30
+GRAPH_MODELS = {"EIGNN": EIGNN, "IGNN": IGNN, "MIGNN": MIGNN}
 
 
 def graph(dtype: torch.dtype = torch.float32) -> Graph:
@@ -38,7 +39,8 @@ def make(name: str) -> tuple[nn.Module, Any, tuple[int, ...], tuple[int, ...]]:
     if name in ("TransformerDEQ", "tied"):
         model = TransformerDEQ(vocabulary=11, width=16, heads=2, inner=24, tied=name == "tied")
         return model, torch.randint(11, (4, 12)), (4, 12, 16), (4, 12, 11)
-    return IGNN(features=5, width=8, classes=3), graph(), (NODES, 8), (NODES, 3)
+    model = GRAPH_MODELS[name](features=5, width=8, classes=3)
+    return model, graph(), (NODES, 8), (NODES, 3)
 
 
 every_model = pytest.mark.parametrize("name", [*MODELS, "tied"])
@@ -55,7 +57,7 @@ def solved(model: Any, x: Any, tol: float = 1e-5) -> Tensor:
 def test_contract_shapes_and_initial_contraction(name):
     model, x, state_shape, output_shape = make(name)
     check_contract(model)
-    assert is_batched(model) == (name != "IGNN")
+    assert is_batched(model) == (name not in GRAPH_MODELS)
     context = model.inject(x)
     z = model.start(context)
     assert z.shape == state_shape
@@ -110,7 +112,7 @@ def test_swapped_weights_reach_every_method(name):
             caller(method, *arguments),
             functional_call(caller, changed, (method, *arguments)),
         )
-        if method == "inject" and name == "IGNN":
+        if method == "inject" and name in GRAPH_MODELS:
             assert new.adjacency is old.adjacency  # shared, so that a mix of contexts keeps it
             old, new = old.injection, new.injection
         assert not torch.allclose(old, new)

@@ -1,4 +1,4 @@
-"""The command line: `cdeq demo`. Here arguments are read, the seed is set and lines are printed."""
+"""The command line: `cdeq demo`, `cdeq reproduce`. Here arguments are read, the seed is set and lines are printed."""
 
 from __future__ import annotations
 
@@ -59,18 +59,49 @@ class Demo:
         return self.out or Path("runs") / f"demo-{self.task}{seed}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reproduce:
+    """Run one of the paper's tables, with ours beside it, and write it as JSON, Markdown and PNG.
+
+    Work that was done before is not done again; a run cut short goes on where it was.
+    """
+
+    experiment: tyro.conf.Positional[Literal["table3"]]
+    """Which: table3 (node classification)."""
+    scale: Literal["tiny", "small", "paper"] = "small"
+    """tiny: embedded data, a minute; small: real graphs, about an hour on two cores; paper: for GPUs."""
+    data_dir: Path | None = None
+    """Where the data sets are; default: the environment variable CDEQ_DATA, then the user's cache folder."""
+    out: Path | None = None
+    """Where the table goes; default results/<scale>."""
+    runs: Path = Path("runs/cells")
+    """Where trainings and measurements are kept."""
+    seeds: int = 3
+    """How many seeds, from 0 on."""
+    only: tuple[str, ...] = ()
+    """Names of data sets, to run these alone."""
+    threads: int | None = None
+    """Threads to compute with; default: as many as torch chooses."""
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "seeds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+
+
 def check_extras(task: str) -> None:
     """Refuse at once, not after minutes of training, if a package that the demo needs is missing."""
-    needed = {"matplotlib": "matplotlib"}
+    _require("matplotlib", "matplotlib", f"the {task} demo needs", "demo")
     if task != "text":
-        needed["sklearn"] = "scikit-learn"
-    for module, package in needed.items():
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ImportError(
-                f"the {task} demo needs {package} ({error}): pip install 'cdeq[demo]'"
-            ) from error
+        _require("sklearn", "scikit-learn", f"the {task} demo needs", "demo")
+
+
+def _require(module: str, package: str, who: str, extra: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{who} {package} ({error}): pip install 'cdeq[{extra}]'") from error
 
 
 def demo(options: Demo) -> int:
@@ -99,16 +130,50 @@ def demo(options: Demo) -> int:
     return 0
 
 
+def reproduce(options: Reproduce) -> int:
+    for module, extra in (("matplotlib", "demo"), ("torch_geometric", "graphs")):
+        _require(module, module, f"{options.experiment} needs", extra)
+    if options.scale == "tiny":
+        _require("sklearn", "scikit-learn", "the tiny scale needs", "demo")
+    from cdeq.experiments.reproduce import EXPERIMENTS, Options
+    from cdeq.experiments.table import results_table
+
+    console = Console() if Console().is_terminal else Console(width=120)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    began = time.perf_counter()
+    out = options.out or Path("results") / options.scale
+    results = EXPERIMENTS[options.experiment](
+        Options(
+            scale=options.scale,
+            data=options.data_dir,
+            runs=options.runs,
+            out=out,
+            seeds=options.seeds,
+            only=options.only,
+            progress=True,
+            say=lambda line: console.print(line, highlight=False),
+        )
+    )
+    for dataset in results.datasets:
+        console.print(results_table(results, dataset))
+    console.print(
+        f"{time.perf_counter() - began:.0f} seconds in all. Read {out / options.experiment}.md"
+    )
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the `cdeq` command."""
     try:
         options = tyro.extras.subcommand_cli_from_dict(
-            {"demo": Demo},
+            {"demo": Demo, "reproduce": Reproduce},
             prog="cdeq",
             description="Deep equilibrium models in a few evaluations.",
             args=arguments,
         )
-        return demo(options)
+        return demo(options) if isinstance(options, Demo) else reproduce(options)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,11 @@ def _fit_student(
         """Every batch once an epoch, in an order that depends on the seed and the epoch alone."""
         epoch, place = divmod(update, len(store))
         generator = numbered_generator(seed, epoch)
-        batch = store[int(torch.randperm(len(store), generator=generator)[place])]
+        return read(int(torch.randperm(len(store), generator=generator)[place]))
+
+    @lru_cache(maxsize=1)  # a graph is one batch, which is read but once
+    def read(index: int) -> TrajectoryBatch:
+        batch = store[index]
         return placed(batch.part(rank, world) if world > 1 else batch)
 
     fit(

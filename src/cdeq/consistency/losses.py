@@ -31,3 +31,9 @@ def log_distance(state: State, target: State, batched: bool, floor: float) -> Te
     dtype = norm_dtype(z.dtype)
     scale = star.to(dtype).square().sum(dim=1).clamp_min(torch.finfo(dtype).tiny)
     return torch.log(subtract(z, star).square().sum(dim=1) / scale + floor).mean()
+
+
+def output_divergence(output: Tensor, reference: Tensor) -> Tensor:
+    """KL(softmax(reference) || softmax(output)), the mean over all but the last axis: how far two answers differ."""
+    p, q = (t.float().flatten(0, -2).log_softmax(-1) for t in (reference, output))
+    return functional.kl_div(q, p, reduction="batchmean", log_target=True)

@@ -12,7 +12,12 @@ from torch.utils.checkpoint import checkpoint
 from cdeq.consistency.clock import TIME_MAPS
 from cdeq.consistency.copying import copy_of
 from cdeq.consistency.history import Evaluation
-from cdeq.consistency.losses import Distance, log_distance, mean_squared_error
+from cdeq.consistency.losses import (
+    Distance,
+    log_distance,
+    mean_squared_error,
+    output_divergence,
+)
 from cdeq.consistency.parts import Moment, Prepared
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.states import State, map_state, relative_distance
@@ -148,6 +153,7 @@ class DistillationObjective(nn.Module):
         loss: Tensor | float = 0.0
         if student.start_network is not None:
             loss = self.distance(z_0, batch.endpoint)
+        answer = self._teacher_answer(batch, prepared)
         local_targets = self._own_local_targets(seen, batch)
         for j, output in enumerate(outputs):
             neighbour = j - 1 if r.direction == "later" else j + 1
@@ -156,11 +162,21 @@ class DistillationObjective(nn.Module):
             loss = loss + self._total(
                 output, batch.endpoint, local_target, self._task(output, prepared, batch, fraction)
             )
+            if answer is not None:
+                own = student.teacher.readout(output, prepared.base)
+                loss = loss + r.agreement * output_divergence(own, answer)
         assert isinstance(loss, Tensor)
         return loss / r.depth, {
             "distance_1": self._shown_distance(outputs[0], batch),
             "distance": self._shown_distance(outputs[-1], batch),
         }
+
+    @torch.no_grad()
+    def _teacher_answer(self, batch: TrajectoryBatch, prepared: Prepared) -> Tensor | None:
+        """The converged teacher's output, where the recipe asks the student to agree with it."""
+        if self.recipe.agreement == 0:
+            return None
+        return self.student.teacher.readout(batch.endpoint, prepared.base)
 
     def _step(
         self, z: State, moment: Moment, evaluations: list[Evaluation], prepared: Prepared

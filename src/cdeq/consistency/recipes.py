@@ -38,6 +38,8 @@ class Recipe:
       loss       `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor).
       lambda_1   global against local consistency; lambda_2: weight of the task loss, up to fraction
                  `task_until` of solver time.
+      agreement  weight of the divergence of the student's answer at each step from the converged teacher's, for
+                 readouts that are logits; it needs no labels.
       direction  of the local loss: the `later` point learns from the earlier (the paper's), or the `earlier`
                  from the later.
       first_index  the smallest k drawn from the teacher's trajectory: 0, or 1 by the letter of the paper.
@@ -70,6 +72,7 @@ class Recipe:
     log_floor: float = 1e-3
     lambda_1: float = 1.0
     lambda_2: float = 0.0
+    agreement: float = 0.0
     task_until: float = 0.5
     direction: Literal["later", "earlier"] = "later"
     first_index: Literal[0, 1] = 0
@@ -105,7 +108,7 @@ NUMBERS: dict[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
         (int, float),
         (
             *("gamma", "eps", "end", "rho", "decay", "mixing", "log_floor", "lambda_1", "lambda_2"),
-            *("task_until", "ema", "augment_probability"),
+            *("agreement", "task_until", "ema", "augment_probability"),
         ),
     ),
 }
@@ -152,6 +155,7 @@ def _problems(r: Recipe) -> list[str]:
         (0 < r.log_floor < math.inf, "log_floor must be positive and finite"),
         (0 <= r.lambda_1 <= 1, "lambda_1 must lie in [0, 1]"),
         (0 <= r.lambda_2 < math.inf, "lambda_2 must be finite and not negative"),
+        (0 <= r.agreement < math.inf, "agreement must be finite and not negative"),
         (0 <= r.task_until <= 1, "task_until must lie in [0, 1]"),
         (0 <= r.ema < 1, "ema must lie in [0, 1)"),
         (0 <= r.augment_probability <= 1, "augment_probability must lie in [0, 1]"),
@@ -170,6 +174,10 @@ def _problems(r: Recipe) -> list[str]:
         (
             not (r.start == "learned" and r.states == "teacher"),
             "start='learned' is trained by rollouts from it and needs states='own'",
+        ),
+        (
+            not (r.agreement > 0 and r.states == "teacher"),
+            "agreement holds at each step of a rollout and needs states='own'",
         ),
         (
             not (r.augment_probability > 0 and r.states == "own"),

@@ -1,5 +1,6 @@
 """What is learned from: data sets and their layouts."""
 
+from cdeq.data.block_model import block_model
 from cdeq.data.embedded import (
     Examples,
     Splits,
@@ -9,18 +10,36 @@ from cdeq.data.embedded import (
     pydoc_text,
     text_windows,
 )
+from cdeq.data.folders import data_folder
+from cdeq.data.graph_sets import GRAPH_SETS, MissingDataError, is_available, load_graph
 from cdeq.data.graphs import Graph, NodeTask, nearest_neighbours, normalised_adjacency
+from cdeq.data.npz_graphs import read_npz_graph
+from cdeq.data.ogb import read_ogb
+from cdeq.data.planetoid import read_planetoid
+from cdeq.data.pyg import from_pyg
+from cdeq.data.unpickle import UnsafePickleError
 
 __all__ = [
+    "GRAPH_SETS",
     "Examples",
     "Graph",
+    "MissingDataError",
     "NodeTask",
     "Splits",
     "Text",
+    "UnsafePickleError",
+    "block_model",
+    "data_folder",
     "digits_graph",
     "digits_images",
+    "from_pyg",
+    "is_available",
+    "load_graph",
     "nearest_neighbours",
     "normalised_adjacency",
     "pydoc_text",
+    "read_npz_graph",
+    "read_ogb",
+    "read_planetoid",
     "text_windows",
 ]

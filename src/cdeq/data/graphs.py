@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cdeq.data.sparse import SparseMatrix, csr_from_entries, csr_from_pointers, row_indices
+
 
 class Graph(NamedTuple):
-    """One graph: a sparse CSR adjacency (N, N), symmetric and normalised, and features (N, F)."""
+    """One graph: a CSR adjacency (N, N), symmetric and normalised, and features (N, F), dense or sparse."""
 
     adjacency: Tensor
-    features: Tensor
+    features: Tensor | SparseMatrix
 
 
 class NodeTask(NamedTuple):
@@ -38,15 +40,8 @@ def normalised_adjacency(edges: Tensor, nodes: int) -> Tensor:
     rows, columns = keys // nodes, keys % nodes
     degree = torch.bincount(rows, minlength=nodes)
     scale = degree.to(torch.get_default_dtype()).rsqrt()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(
-            torch.cat([degree.new_zeros(1), degree.cumsum(0)]),
-            columns,
-            scale[rows] * scale[columns],
-            size=(nodes, nodes),
-            check_invariants=True,  # unset, torch warns
-        )
+    pointers = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    return csr_from_pointers(pointers, columns, scale[rows] * scale[columns], (nodes, nodes))
 
 
 def nearest_neighbours(features: Tensor, neighbours: int) -> Tensor:
@@ -56,3 +51,78 @@ def nearest_neighbours(features: Tensor, neighbours: int) -> Tensor:
     nearest = distances.topk(neighbours, dim=1, largest=False).indices
     sources = torch.arange(len(features), device=features.device).repeat_interleave(neighbours)
     return torch.stack([sources, nearest.reshape(-1)])
+
+
+def node_task(
+    edges: Tensor,
+    features: Tensor | SparseMatrix,
+    labels: Tensor,
+    split: tuple[Tensor, Tensor, Tensor],
+) -> NodeTask:
+    """A task from undirected edges (2, E), in one direction or both, and a split into three masks (N,).
+
+    What does not fit together is a ValueError here, before it becomes a wrong graph.
+    """
+    nodes = features.shape[0]
+    if edges.ndim != 2 or edges.shape[0] != 2 or edges.is_floating_point():
+        raise ValueError(f"edges must be whole numbers (2, E), not {edges.dtype} {edges.shape}")
+    if edges.numel() and not (int(edges.min()) >= 0 and int(edges.max()) < nodes):
+        raise ValueError(
+            f"edges join nodes {int(edges.min())} to {int(edges.max())}, but there are {nodes}"
+        )
+    if labels.shape != (nodes,) or labels.is_floating_point():
+        raise ValueError(
+            f"labels must be one class a node ({nodes},), not {labels.dtype} {tuple(labels.shape)}"
+        )
+    for mask in split:
+        if mask.shape != (nodes,) or mask.dtype != torch.bool:
+            raise ValueError(f"a split must be masks ({nodes},), not {mask.dtype} {mask.shape}")
+    adjacency = normalised_adjacency(edges.long(), nodes)
+    return NodeTask(Graph(adjacency, features), labels.long(), *split)
+
+
+def mask_of(indices: Tensor, nodes: int) -> Tensor:
+    """The boolean mask (N,) of some nodes' indices."""
+    if indices.numel() and not (int(indices.min()) >= 0 and int(indices.max()) < nodes):
+        raise ValueError(f"a split names node {int(indices.max())}, but there are {nodes}")
+    mask = torch.zeros(nodes, dtype=torch.bool, device=indices.device)
+    mask[indices] = True
+    return mask
+
+
+def csr_from_arrays(
+    pointers: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]
+) -> Tensor:
+    """A CSR matrix, float32, from arrays as scipy saves them: a row's columns may come in any order."""
+    starts = torch.from_numpy(pointers.astype(np.int64))
+    counts = starts.diff()
+    fits = starts.ndim == 1 and columns.ndim == 1 and columns.shape == values.shape
+    if not fits or len(starts) != shape[0] + 1 or starts[0] != 0 or starts[-1] != len(columns):
+        raise ValueError(f"not the arrays of a CSR matrix of shape {shape}: their lengths differ")
+    if (counts < 0).any():
+        raise ValueError("not the arrays of a CSR matrix: the row pointers decrease")
+    rows = torch.repeat_interleave(torch.arange(shape[0]), counts)
+    entries = torch.from_numpy(values.astype(np.float32))
+    return csr_from_entries(rows, torch.from_numpy(columns.astype(np.int64)), entries, shape)
+
+
+def row_normalised(features: Tensor) -> Tensor:
+    """Each row of features (N, F), dense or CSR, over its Euclidean length; rows of zeros stay zero.
+
+    Rows are often divided by their sum; with hundreds of words a row that leaves a layer almost no signal, and
+    training takes twice as long to begin.
+    """
+    if features.layout != torch.sparse_csr:
+        return features / _nonzero(torch.linalg.vector_norm(features, dim=1, keepdim=True))
+    rows, values = row_indices(features), features.values()
+    lengths = values.new_zeros(features.shape[0]).index_add_(0, rows, values.square()).sqrt()
+    return csr_from_pointers(
+        features.crow_indices(),
+        features.col_indices(),
+        values / _nonzero(lengths)[rows],
+        (features.shape[0], features.shape[1]),
+    )
+
+
+def _nonzero(lengths: Tensor) -> Tensor:
+    return torch.where(lengths > 0, lengths, torch.ones_like(lengths))

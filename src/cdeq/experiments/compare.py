@@ -21,10 +21,13 @@ from cdeq.equilibrium.states import State, relative_distance
 from cdeq.experiments.metrics import Metric
 from cdeq.experiments.results import Row
 from cdeq.experiments.task import Batch
+from cdeq.models.learned_solvers import LearnedSolver
 from cdeq.solvers import Anderson, Solver, solve_model
 from cdeq.trajectories.capture import measure
 
 STEPS = (1, 2, 3, 5, 8, 12)
+SLOW = 3.0
+"""Seconds above which a piece of work is timed once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +35,38 @@ class Method:
     """`states(x, steps)` passes through z_0 ... z_steps; `output(x, steps)` is the whole way to an output.
 
     `extra(x)` does what a method does once an input, injection included, beside its steps.
+    `own` is the equilibrium it seeks, where that is not the compared teacher's: its readout, its distance and
+    its residual are measured there. `counts`, where a method is made for certain step counts alone; `label`
+    names its rows, where several such methods share one name.
     """
 
     states: Callable[[Any, int], Iterator[State]]
     output: Callable[[Any, int], Tensor]
     parameters: int
     extra: Callable[[Any], object] | None = None
+    own: Equilibria | None = None
+    counts: tuple[int, ...] | None = None
+    label: str | None = None
 
 
-def solver_method(teacher: EquilibriumModel, solver: Solver) -> Method:
-    """A plain solver, its whole budget spent."""
+@dataclass(frozen=True, kw_only=True)
+class Equilibria:
+    """A model and its equilibria on the test batches."""
+
+    model: EquilibriumModel
+    stars: list[State]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explicit:
+    """A model without an equilibrium: `output(x)` is all there is to it."""
+
+    output: Callable[[Any], Tensor]
+    parameters: int
+
+
+def solver_method(teacher: EquilibriumModel, solver: Solver, **fields: Any) -> Method:
+    """A plain solver, its whole budget spent; `fields` are further ones of the method."""
 
     def states(x: Any, steps: int) -> Iterator[State]:
         seen: list[State] = []
@@ -62,7 +87,23 @@ def solver_method(teacher: EquilibriumModel, solver: Solver) -> Method:
             solve_model(teacher, context, solver, tol=0.0, max_steps=steps).state, context
         )
 
-    return Method(states=states, output=output, parameters=parameter_count(teacher))
+    return Method(states=states, output=output, parameters=parameter_count(teacher), **fields)
+
+
+def learned_solver_method(teacher: EquilibriumModel, solver: LearnedSolver) -> Method:
+    """A learned solver of the teacher; its weights count beside the teacher's."""
+
+    def output(x: Any, steps: int) -> Tensor:
+        context = teacher.inject(x)
+        *_, z = solver.rollout(teacher, context, steps)
+        return teacher.readout(z, context)
+
+    return Method(
+        states=lambda x, steps: solver.rollout(teacher, teacher.inject(x), steps),
+        output=output,
+        parameters=parameter_count(teacher) + parameter_count(solver),
+        extra=lambda x: solver.initial(teacher.inject(x)),
+    )
 
 
 def student_method(student: Student) -> Method:
@@ -162,17 +203,21 @@ def median_times(
 ) -> dict[Any, tuple[float, float]]:
     """Median wall and CPU seconds of what each `works[name]()` returns; making it ready is not timed.
 
-    They take turns, so that a busy moment hits them all.
+    They take turns, so that a busy moment hits them all. The first round warms up, and is all there is for
+    work of more than `SLOW` seconds, beside which warming up is nothing.
     """
     times: dict[Any, list[tuple[float, float]]] = {name: [] for name in works}
     for repeat in range(repeats + 1):
         for name, ready in works.items():
+            if times[name] and times[name][0][0] > SLOW:
+                continue
             work = ready()
             wall, cpu = time.perf_counter(), time.process_time()
             work()
             spent = (time.perf_counter() - wall, time.process_time() - cpu)
-            if repeat:  # the first round warms up
-                times[name].append(spent)
+            if repeat == 1 and times[name]:
+                times[name].clear()
+            times[name].append(spent)
     return {
         name: (statistics.median(w for w, _ in found), statistics.median(c for _, c in found))
         for name, found in times.items()
@@ -198,23 +243,26 @@ def compare(
     seed: int,
     counts: tuple[int, ...] = STEPS,
     repeats: int = 7,
+    explicit: dict[str, Explicit] | None = None,
 ) -> list[Row]:
-    """One row a method and step count."""
-    x = batches[0][0]
-    with torch.no_grad():
-        context = teacher.inject(x)
-        z = teacher.step(teacher.start(context), context)
-    works: dict[Any, Callable[[], object]] = {
-        (name, k): partial(method.output, x, k) for name, method in methods.items() for k in counts
-    }
-    works |= {
-        (name, "extra"): partial(m.extra, x) for name, m in methods.items() if m.extra is not None
-    }
-    works |= {"step": lambda: teacher.step(z, context), "inject": lambda: teacher.inject(x)}
+    """One row a method and step count, and one an explicit model."""
+    x, explicit = batches[0][0], explicit or {}
+    compared = Equilibria(model=teacher, stars=stars)
+    works: dict[Any, Callable[[], object]] = {}
+    for name, method in methods.items():
+        works |= {(name, k): partial(method.output, x, k) for k in method.counts or counts}
+        if method.extra is not None:
+            works[name, "extra"] = partial(method.extra, x)
+        if method.own is not None:
+            works[name, "step"] = _step_of(method.own.model, x)
+    works |= {(name, None): partial(model.output, x) for name, model in explicit.items()}
+    works |= {"step": _step_of(teacher, x), "inject": lambda: teacher.inject(x)}
     seconds = median_seconds(works, repeats)
     rows = []
     for name, method in methods.items():
-        scores = quality(method, teacher, batches, stars, metric, counts)
+        own, at = method.own or compared, method.counts or counts
+        scores = quality(method, own.model, batches, own.stars, metric, at)
+        step = seconds[name, "step"] if method.own is not None else seconds["step"]
         extra = (
             max(seconds[name, "extra"] - seconds["inject"], 0.0)
             if method.extra is not None
@@ -224,15 +272,42 @@ def compare(
             Row(
                 dataset=dataset,
                 seed=seed,
-                method=name,
+                method=method.label or name,
                 steps=k,
                 metric=scores[k].metric,
                 distance=scores[k].distance,
                 residual=scores[k].residual,
                 seconds=seconds[name, k],
-                f_equivalents=k + extra / seconds["step"],
+                f_equivalents=(k * step + extra) / seconds["step"],
                 parameters=method.parameters,
             )
-            for k in counts
+            for k in at
         ]
-    return rows
+    return rows + [
+        Row(
+            dataset=dataset,
+            seed=seed,
+            method=name,
+            steps=None,
+            metric=_explicit_score(model, batches, metric),
+            distance=None,
+            residual=None,
+            seconds=seconds[name, None],
+            f_equivalents=seconds[name, None] / seconds["step"],
+            parameters=model.parameters,
+        )
+        for name, model in explicit.items()
+    ]
+
+
+@torch.no_grad()
+def _step_of(model: EquilibriumModel, x: Any) -> Callable[[], object]:
+    """One evaluation of a model's map, at a state that is not zero."""
+    context = model.inject(x)
+    z = model.step(model.start(context), context)
+    return lambda: model.step(z, context)
+
+
+@torch.no_grad()
+def _explicit_score(model: Explicit, batches: list[Batch], metric: Metric) -> float:
+    return metric.score([metric.part(model.output(x), y) for x, y in batches])

@@ -9,11 +9,9 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from torch import nn
 
-from cdeq.consistency.distill import distill
-from cdeq.consistency.recipes import RECIPES, recipe_named
+from cdeq.consistency.recipes import RECIPES
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
 from cdeq.experiments.certified import CertifiedComparison, compare_certified
@@ -25,7 +23,7 @@ from cdeq.experiments.compare import (
     student_method,
 )
 from cdeq.experiments.plots import plot_results
-from cdeq.experiments.provenance import Training, TrainingClock, making_notes, recipes_of
+from cdeq.experiments.provenance import Training, making_notes, recipes_of
 from cdeq.experiments.report import write_report
 from cdeq.experiments.results import (
     Results,
@@ -36,55 +34,13 @@ from cdeq.experiments.results import (
 )
 from cdeq.experiments.table import seconds_text, style
 from cdeq.experiments.task import Task
+from cdeq.experiments.train import distil_student, train_teacher
 from cdeq.files import atomic_write_text
 from cdeq.solvers import Anderson, Broyden, Picard, Solver
-from cdeq.training.log import Progress, ProgressBar
-from cdeq.training.teach import teach
+from cdeq.training.log import ProgressBar
 
 CERTIFIED = "anchored"
 """The recipe whose certified solve the demo shows: the default one."""
-
-
-def train_teacher(
-    task: Task, folder: Path | None, seed: int, progress: Progress | None
-) -> tuple[nn.Module, Training]:
-    """A trained teacher, resumed from `folder` if it was cut short, and what its training took in all."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        teacher = task.build()
-    identity = {
-        "task": task.name,
-        "seed": seed,
-        "teach": repr(task.teach),
-        "model": getattr(teacher, "config", None),
-    }
-    clock = TrainingClock(folder)
-
-    def tick(done: int, total: int, metrics: dict[str, float]) -> None:
-        clock.keep()
-        if progress is not None:
-            progress(done, total, metrics)
-
-    teach(teacher, task.teaching, task.teach, folder=folder, identity=identity, progress=tick)
-    return teacher.requires_grad_(False), clock.keep(finished=True)
-
-
-def distil_student(
-    task: Task, teacher: nn.Module, name: str, folder: Path | None, seed: int, progress: bool
-) -> Student:
-    """The task's student by a recipe."""
-    plan = task.plans[name]
-    return distill(
-        teacher,
-        task.distilling,
-        recipe=recipe_named(name, **plan.changes),
-        fit_config=plan.fit,
-        folder=folder,
-        max_steps=task.distill_steps,
-        tol=task.distill_tol,
-        seed=seed,
-        progress=progress,
-    )
 
 
 def measure_all(

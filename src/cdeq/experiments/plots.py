@@ -61,6 +61,31 @@ def plot_results(
     return paths
 
 
+def draw_grid(results: Results, path: Path, quantities: Sequence[str]) -> Path:
+    """One PNG: a row of panels a data set, a column a quantity, against steps."""
+    matplotlib, new_figure = _matplotlib()
+    with matplotlib.rc_context(_SETTINGS):
+        rows = len(results.datasets)
+        figure = new_figure(
+            figsize=(5.2 * len(quantities) + 0.4, 3.4 * rows + 0.9), layout="constrained"
+        )
+        panels = figure.subplots(rows, len(quantities), squeeze=False)
+        labels: dict[str, Any] = {}
+        for row, dataset in zip(panels, results.datasets, strict=True):
+            for panel, quantity in zip(row, quantities, strict=True):
+                draw_panel(panel, results, dataset, quantity, "steps")
+                panel.set_title(
+                    f"{dataset}: {panel.get_title(loc='left').lower()}", loc="left",
+                    fontsize=9.5, weight="bold", color=INK, parse_math=False,
+                )  # fmt: skip
+                labels |= _legend(panel)
+        figure.legend(
+            labels.values(), labels.keys(), loc="outside upper center", ncols=7, frameon=False
+        )
+        figure.savefig(path, dpi=130, facecolor="white")
+    return path
+
+
 def slug(name: str) -> str:
     """A name as part of a file name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "dataset"
@@ -199,12 +224,16 @@ def _draw_overview(figure: "Figure", results: Results, dataset: str) -> None:
     for row, axis in zip(panels, AXES, strict=True):
         for panel, quantity in zip(row, QUANTITIES, strict=True):
             draw_panel(panel, results, dataset, quantity, axis)
-            handles, names = panel.get_legend_handles_labels()
-            labels |= dict(zip(names, handles, strict=True))
+            labels |= _legend(panel)
     if labels:
         figure.legend(
             labels.values(), labels.keys(), loc="outside upper center", ncols=7, frameon=False
         )
+
+
+def _legend(panel: "Axes") -> dict[str, Any]:
+    handles, names = panel.get_legend_handles_labels()
+    return dict(zip(names, handles, strict=True))
 
 
 def _matplotlib() -> tuple[Any, Callable[..., "Figure"]]:

@@ -112,12 +112,14 @@ class Results:
         """The datasets, in the order of their teachers."""
         return list(dict.fromkeys(teacher.dataset for teacher in self.teachers))
 
-    def teacher(self, dataset: str) -> TeacherResult:
-        """The teacher of a dataset; the mean, where it was trained with several seeds."""
+    def teacher(self, dataset: str, name: str | None = None) -> TeacherResult:
+        """The teacher of a dataset, the first unless named; the mean, where it was trained with several seeds."""
         same = [teacher for teacher in self.teachers if teacher.dataset == dataset]
         if not same:
             raise KeyError(f"no teacher has dataset {dataset!r}; there are {self.datasets}")
-        same = [teacher for teacher in same if teacher.name == same[0].name]
+        same = [teacher for teacher in same if teacher.name == (name or same[0].name)]
+        if not same:
+            raise KeyError(f"no teacher of dataset {dataset!r} is called {name!r}")
         means = {
             name: mean([getattr(teacher, name) for teacher in same])
             for name in ("metric", "steps", "residual", "train_seconds")

@@ -37,8 +37,18 @@ STYLES = {
     "ignn_solver": Style(
         name="IGNN-Solver", kind="student", colour="#5b3f9e", dark="#b9a3f0", marker="X"
     ),
+    "eignn": Style(name="EIGNN", kind="solver", colour="#7a5a00", dark="#dcb64a", marker="<"),
+    "mignn": Style(name="MIGNN", kind="solver", colour="#2f6b8a", dark="#8cc7e6", marker=">"),
+    "few_step": Style(
+        name="Few-step", kind="student", colour="#b0304f", dark="#f08aa4", marker="p"
+    ),
+    "eignn_closed": Style(
+        name="EIGNN, closed form", kind="explicit", colour="#7a5a00", dark="#dcb64a", marker="*"
+    ),
     "gcn": Style(name="GCN", kind="explicit", colour="#3f6f1d", dark="#a0cf75", marker="*"),
     "gat": Style(name="GAT", kind="explicit", colour="#8c2f39", dark="#ee8f99", marker="*"),
+    "gcnii": Style(name="GCNII", kind="explicit", colour="#4a4a9c", dark="#a9a9ee", marker="*"),
+    "gpm": Style(name="GPM", kind="explicit", colour="#96601a", dark="#e2ab6b", marker="*"),
 }
 _SPARE = (
     ("#8a6d00", "#e6b93c"),

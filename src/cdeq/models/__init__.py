@@ -2,14 +2,18 @@
 
 from torch import nn
 
+from cdeq.models.graph.eignn import EIGNN
 from cdeq.models.graph.ignn import IGNN
+from cdeq.models.graph.mignn import MIGNN
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
 
 MODELS: dict[str, type[nn.Module]] = {
     "ConvDEQ": ConvDEQ,
+    "EIGNN": EIGNN,
     "IGNN": IGNN,
+    "MIGNN": MIGNN,
     "TransformerDEQ": TransformerDEQ,
 }
 
-__all__ = ["IGNN", "MODELS", "ConvDEQ", "TransformerDEQ"]
+__all__ = ["EIGNN", "IGNN", "MIGNN", "MODELS", "ConvDEQ", "TransformerDEQ"]

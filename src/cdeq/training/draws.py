@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 
@@ -10,3 +13,11 @@ def numbered_generator(
 ) -> torch.Generator:
     """The generator of one update, or one epoch, of the run with this seed."""
     return torch.Generator(device).manual_seed(seed * 1_000_003 + number)
+
+
+@contextmanager
+def numbered_draws(seed: int, number: int) -> Iterator[None]:
+    """Inside, torch's own draws, a dropout's say, depend on seed and number alone; outside they are as before."""
+    with torch.random.fork_rng():
+        torch.manual_seed(numbered_generator(seed, number).initial_seed())
+        yield

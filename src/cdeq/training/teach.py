@@ -14,7 +14,7 @@ from cdeq.equilibrium.contract import EquilibriumModel, check_contract
 from cdeq.equilibrium.states import tensors_of
 from cdeq.gradients import Gradient, Phantom, Unrolled, equilibrium, jacobian_penalty
 from cdeq.solvers import Anderson, Solver
-from cdeq.training.draws import numbered_generator
+from cdeq.training.draws import numbered_draws, numbered_generator
 from cdeq.training.log import Progress
 from cdeq.training.loop import FitConfig, fit
 from cdeq.training.task_loss import TaskLoss, cross_entropy
@@ -48,6 +48,11 @@ class TeachingObjective(nn.Module):
         self.model, self.config, self.task_loss = model, config, task_loss
 
     def forward(self, batch: tuple[Any, Tensor], update: int) -> tuple[Tensor, dict[str, Tensor]]:
+        # A run that goes on after a kill meets the dropout masks that it would have met.
+        with numbered_draws(self.config.seed, update):
+            return self._loss(batch, update)
+
+    def _loss(self, batch: tuple[Any, Tensor], update: int) -> tuple[Tensor, dict[str, Tensor]]:
         (x, y), config = batch, self.config
         model: EquilibriumModel = self.model  # type: ignore[assignment]
         generator = numbered_generator(config.seed, update)

@@ -1,7 +1,8 @@
 """Inputs as a flat table of named tensors and a description of how they were nested.
 
 The description is JSON: "tensor", null, {"tuple": [..]}, {"list": [..]}, {"dict": [[key, ..]]},
-{"named": [class, [[field, ..]]]} for a named tuple or {"csr": shape} for a sparse matrix.
+{"named": [class, [[field, ..]]]} for a named tuple or "csr" for a sparse matrix, whose shape is among its
+tensors, since one graph has more nodes than another.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cdeq.trajectories.sparse import dense_pieces, from_pieces
 
 Structure = Any
 CSR_PIECES = ("rows", "columns", "values")
+CSR_SHAPE = "shape"
 
 
 def flatten(value: Any, name: str) -> tuple[Structure, dict[str, Tensor]]:
@@ -27,7 +29,7 @@ def flatten(value: Any, name: str) -> tuple[Structure, dict[str, Tensor]]:
     if isinstance(value, Tensor):
         if value.layout == torch.sparse_csr:
             table = {f"{name}.{p}": t for p, t in dense_pieces(value).items()}
-            return {"csr": list(value.shape)}, table
+            return "csr", table | {f"{name}.{CSR_SHAPE}": torch.tensor(value.shape)}
         if value.layout != torch.strided:
             raise TypeError(
                 f"{name} is a {value.layout} tensor, which cannot be stored; "
@@ -60,12 +62,12 @@ def unflatten(structure: Structure, name: str, read: Callable[[str], Tensor]) ->
         return None
     if structure == "tensor":
         return read(name)
+    if structure == "csr":
+        pieces = {piece: read(f"{name}.{piece}") for piece in CSR_PIECES}
+        return from_pieces(torch.sparse_csr, pieces, read(f"{name}.{CSR_SHAPE}").tolist())
     ((kind, children),) = structure.items()
     if kind == "dict":
         return {key: unflatten(s, f"{name}.{_escape(key)}", read) for key, s in children}
-    if kind == "csr":
-        pieces = {piece: read(f"{name}.{piece}") for piece in CSR_PIECES}
-        return from_pieces(torch.sparse_csr, pieces, children)
     if kind == "named":
         path, fields = children
         parts = [unflatten(s, f"{name}.{f}", read) for f, s in fields]

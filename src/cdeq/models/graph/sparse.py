@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from cdeq.data.sparse import SparseMatrix
 
 
 def sparse_product(matrix: Tensor, x: Tensor, transpose: Tensor | None = None) -> Tensor:
@@ -15,6 +17,14 @@ def sparse_product(matrix: Tensor, x: Tensor, transpose: Tensor | None = None) -
     taken to be symmetric, its own transpose. The matrix itself gets no gradient.
     """
     return _SparseProduct.apply(matrix, matrix if transpose is None else transpose, x)
+
+
+def project_features(layer: nn.Linear, features: Tensor | SparseMatrix) -> Tensor:
+    """A linear layer on node features (N, F), dense or sparse."""
+    if isinstance(features, Tensor):
+        return layer(features)
+    product = sparse_product(features.matrix, layer.weight.t(), features.transpose)
+    return product if layer.bias is None else product + layer.bias
 
 
 class _SparseProduct(torch.autograd.Function):

@@ -1,0 +1,101 @@
+"""The public graphs by name: which files each needs, where they come from, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdeq.data.folders import data_folder
+from cdeq.data.graphs import NodeTask
+from cdeq.data.npz_graphs import read_npz_graph
+from cdeq.data.ogb import OGB_SPLITS, ogb_files, read_ogb
+from cdeq.data.planetoid import PLANETOID_NAMES, PLANETOID_PARTS, read_planetoid
+
+
+class MissingDataError(FileNotFoundError):
+    """Files of a data set are not where they were looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSet:
+    """A public graph: its files below the data folder, their public home, and read(folder, seed, cache)."""
+
+    files: tuple[str, ...]
+    home: str
+    read: Callable[[Path, int, Path | None], NodeTask]
+
+
+def _planetoid(name: str) -> GraphSet:
+    return GraphSet(
+        files=tuple(f"planetoid/ind.{name}.{part}" for part in PLANETOID_PARTS),
+        home="the Planetoid repository on GitHub (kimiyoung/planetoid), folder data",
+        read=lambda folder, seed, cache: read_planetoid(folder / "planetoid", name),
+    )
+
+
+def _npz(file: str) -> GraphSet:
+    path = f"gnn-benchmark/{file}.npz"
+    return GraphSet(
+        files=(path,),
+        home="the gnn-benchmark repository on GitHub (shchur/gnn-benchmark), folder data/npz",
+        read=lambda folder, seed, cache: read_npz_graph(folder / path, seed=seed),
+    )
+
+
+def _ogb(name: str) -> GraphSet:
+    folder = name.replace("-", "_")
+    return GraphSet(
+        files=tuple(f"ogb/{file}" for file in ogb_files(name).values()),
+        home=(
+            f"the Open Graph Benchmark (ogb.stanford.edu), data set {name}: "
+            f"unpack it and name its folder {folder}"
+        ),
+        read=lambda data, seed, cache: read_ogb(data / "ogb", name, cache=cache),
+    )
+
+
+GRAPH_SETS: dict[str, GraphSet] = {
+    **{name: _planetoid(name) for name in PLANETOID_NAMES},
+    "amazon-computers": _npz("amazon_electronics_computers"),
+    "amazon-photo": _npz("amazon_electronics_photo"),
+    "coauthor-cs": _npz("ms_academic_cs"),
+    "coauthor-physics": _npz("ms_academic_phy"),
+    **{name: _ogb(name) for name in OGB_SPLITS},
+}
+
+
+def load_graph(
+    name: str,
+    folder: str | Path | None = None,
+    *,
+    seed: int = 0,
+    cache: str | Path | None = None,
+) -> NodeTask:
+    """A public graph from the data folder (`data_folder(folder)`).
+
+    `seed` draws the split of the Amazon and Coauthor graphs; the others come with theirs. `cache` is a folder where
+    the OGB graphs are kept parsed.
+    """
+    chosen, place = _graph_set(name), data_folder(folder)
+    missing = [file for file in chosen.files if not (place / file).is_file()]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise MissingDataError(
+            f"{name} needs the file {missing[0]}{more}, looked for in {place}. It can be had from "
+            f"{chosen.home}. Point --data-dir or CDEQ_DATA at the folder that holds "
+            f"{missing[0].partition('/')[0]}/."
+        )
+    return chosen.read(place, seed, None if cache is None else Path(cache))
+
+
+def is_available(name: str, folder: str | Path | None = None) -> bool:
+    """Whether all files of a graph are in the data folder."""
+    place = data_folder(folder)
+    return all((place / file).is_file() for file in _graph_set(name).files)
+
+
+def _graph_set(name: str) -> GraphSet:
+    if name not in GRAPH_SETS:
+        raise ValueError(f"no graph {name!r}; there are {', '.join(GRAPH_SETS)}")
+    return GRAPH_SETS[name]

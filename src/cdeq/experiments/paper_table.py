@@ -1,0 +1,120 @@
+"""Results laid out as the paper's tables are: a block of rows for each number of evaluations, a table a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cdeq.experiments.plots import QUANTITIES, draw_grid
+from cdeq.experiments.results import Results
+from cdeq.experiments.table import (
+    Point,
+    cost_text,
+    curves,
+    metric_of,
+    seconds_text,
+    small_text,
+    style,
+    teacher_text,
+)
+from cdeq.files import atomic_write_text
+
+ONE_STEP = "picard"
+"""The method whose first step is the teacher at one evaluation: from its own start all solvers agree there."""
+
+
+def gap_closed(results: Results, dataset: str, method: str, steps: int) -> float | None:
+    """Share of the way from the teacher at one step to the converged teacher that a method's metric covers.
+
+    1 is the converged teacher; more than that is possible. None where there is no gap, or no such row.
+    """
+    found = curves(results, dataset)
+    first = next((p.metric for p in found.get(ONE_STEP, []) if p.steps == 1), None)
+    reached = next((p.metric for p in found.get(method, []) if p.steps == steps), None)
+    converged = results.teacher(dataset).metric
+    if first is None or reached is None or converged is None or first == converged:
+        return None
+    return (reached - first) / (converged - first)
+
+
+def paper_table(results: Results, dataset: str, shown: Sequence[int]) -> str:
+    """One data set: explicit models, then all methods at each number of evaluations; the best of a block in bold."""
+    found, metric = curves(results, dataset), metric_of(results, dataset)
+    lines = [
+        f"| model | parameters | evaluations | {metric.name} | distance | seconds | cost in steps | gap closed |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for k in (None, *shown):
+        block = [p for points in found.values() for p in points if p.steps == k]
+        scores = [p.metric for p in block if p.metric is not None]
+        best = (max if metric.higher_is_better else min)(scores, default=None)
+        near = min((p.distance for p in block if p.distance is not None), default=None)
+        for p in block:
+            closed = None if k is None else gap_closed(results, dataset, p.method, k)
+            cells = [
+                style(p.method, explicit=k is None).name,
+                f"{p.parameters:,}",
+                "–" if k is None else str(k),
+                _bold(metric.text(p.metric, p.spread), p.metric is not None and p.metric == best),
+                _bold(small_text(p.distance), p.distance is not None and p.distance == near),
+                seconds_text(p.seconds),
+                cost_text(p.f_equivalents),
+                "–" if closed is None else f"{100 * closed:.0f}%",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _bold(text: str, best: bool) -> str:
+    return f"**{text}**" if best and text != "–" else text
+
+
+def nearest_methods(results: Results, dataset: str, methods: Sequence[str]) -> dict[int, str]:
+    """For each number of evaluations, which of the methods is nearest to its equilibrium."""
+    found = curves(results, dataset)
+    at: dict[int, list[Point]] = {}
+    for name in methods:
+        for p in found.get(name, []):
+            if p.steps is not None and p.distance is not None:
+                at.setdefault(p.steps, []).append(p)
+    return {k: min(points, key=lambda p: p.distance or 0.0).method for k, points in at.items()}
+
+
+def write_table(
+    results: Results,
+    folder: Path,
+    *,
+    title: str,
+    shown: Sequence[int],
+    notes: Sequence[str] = (),
+    claims: Sequence[str] = (),
+) -> list[Path]:
+    """`folder`/<experiment>.json, .md and .png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / results.experiment
+    paths = [results.to_json(stem.with_suffix(".json"))]
+    seeds = len({row.seed for row in results.rows})
+    page = [
+        f"# {title}",
+        "",
+        f"Made by `{results.command}` at commit {results.commit}, {seeds} seed{'s' * (seeds != 1)}: "
+        "mean ± standard deviation.",
+        "",
+        *claims,
+        "",
+    ]
+    for dataset in results.datasets:
+        teachers = dict.fromkeys(t.name for t in results.teachers if t.dataset == dataset)
+        page += [f"## {dataset}", ""]
+        for name in teachers:
+            page += [
+                f"- {teacher_text(results.teacher(dataset, name), metric_of(results, dataset))}"
+            ]
+        page += ["", paper_table(results, dataset, shown)]
+    page += ["## How to read it", "", *(f"- {note}" for note in notes), ""]
+    hardware = results.hardware if isinstance(results.hardware, dict) else {"cpu": results.hardware}
+    page += ["Hardware: " + ", ".join(f"{k} {v}" for k, v in hardware.items()) + ".", ""]
+    paths.append(stem.with_suffix(".md"))
+    atomic_write_text(paths[-1], "\n".join(page))
+    paths.append(draw_grid(results, stem.with_suffix(".png"), QUANTITIES[:2]))
+    return paths

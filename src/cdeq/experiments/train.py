@@ -1,0 +1,73 @@
+"""Teachers and students of a task: trained, resumed where they were cut short, and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from cdeq.consistency.distill import distill
+from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.student import Student
+from cdeq.experiments.provenance import Training, TrainingClock
+from cdeq.experiments.task import Task
+from cdeq.training.log import Progress
+from cdeq.training.teach import teach
+
+
+def timed(
+    folder: Path | None, progress: Progress | None, run: Callable[[Progress], None]
+) -> Training:
+    """Train by `run(progress)`, the seconds of all its runs kept beside the checkpoint in `folder`."""
+    clock = TrainingClock(folder)
+
+    def tick(done: int, total: int, metrics: dict[str, float]) -> None:
+        clock.keep()
+        if progress is not None:
+            progress(done, total, metrics)
+
+    run(tick)
+    return clock.keep(finished=True)
+
+
+def train_teacher(
+    task: Task, folder: Path | None, seed: int, progress: Progress | None
+) -> tuple[nn.Module, Training]:
+    """A trained teacher, resumed from `folder` if it was cut short, and what its training took in all."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        teacher = task.build()
+    identity = {
+        "task": task.name,
+        "seed": seed,
+        "teach": repr(task.teach),
+        "model": getattr(teacher, "config", None),
+    }
+    training = timed(
+        folder,
+        progress,
+        lambda tick: teach(
+            teacher, task.teaching, task.teach, folder=folder, identity=identity, progress=tick
+        ),
+    )
+    return teacher.requires_grad_(False), training
+
+
+def distil_student(
+    task: Task, teacher: nn.Module, name: str, folder: Path | None, seed: int, progress: bool
+) -> Student:
+    """The task's student by a recipe."""
+    plan = task.plans[name]
+    return distill(
+        teacher,
+        task.distilling,
+        recipe=recipe_named(name, **plan.changes),
+        fit_config=plan.fit,
+        folder=folder,
+        max_steps=task.distill_steps,
+        tol=task.distill_tol,
+        seed=seed,
+        progress=progress,
+    )

@@ -1,0 +1,129 @@
+"""The monotone implicit graph neural network (Baker et al. 2023). Shapes: N nodes, F features, D width."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cdeq.data.graphs import Graph
+from cdeq.models.graph.dropout import checked_probability, drop
+from cdeq.models.graph.ignn import GraphContext
+from cdeq.models.graph.sparse import project_features, sparse_product
+from cdeq.models.graph.start import PropagatedStart
+
+NEGATIVE_SHARE = 0.2
+"""Of the signs in D: without any the Cayley transform reaches no reflection."""
+
+
+class MIGNN(nn.Module):
+    """Z = relu(A Z W^T + b), b = A (U Omega^T + bias), W = kappa sigmoid(mu) (I - C)(I + C)^-1 D.
+
+    C = P - P^T is skew-symmetric and D a fixed diagonal of signs, so that W is an orthogonal matrix times
+    less than kappa < 1. With a normalised adjacency, |A|_2 = 1, I - W (x) A is strongly monotone whatever
+    the weights. What is solved for is the pre-activation u, by the Peaceman-Rachford splitting
+
+        z = relu(u),  u_half = 2 z - u,  z_half = V(u_half + alpha b),  u' = 2 z_half - u_half,
+
+    V = ((1 + alpha) I - alpha W (x) A)^-1; the equilibrium is z = relu(u). V is applied inexactly, by `sweeps`
+    sweeps y <- (u_half + alpha b + alpha A y W^T) / (1 + alpha) from y = z. Because they start there, the
+    equilibrium is that of the first line for any number of sweeps, and for alpha <= 1 the step is a
+    contraction. With the defaults, alpha = 1 and one sweep, it is u' = A relu(u) W^T + b.
+
+    A sweep takes one product with A, as one evaluation of the first line does, so a step counts as `sweeps`
+    evaluations: `Solution.evaluations` times `model.sweeps`. The method's own solver is
+    `cdeq.solvers.Anderson(window=5, mixing=0.5)`. `dropout` acts in training only, on the features before A
+    spreads them, once an input, and on the state before the head.
+    """
+
+    batched = False
+
+    def __init__(
+        self,
+        *,
+        features: int,
+        width: int = 64,
+        classes: int = 10,
+        kappa: float = 0.9,
+        alpha: float = 1.0,
+        sweeps: int = 1,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if not 0 < kappa < 1:
+            raise ValueError(f"kappa must be between 0 and 1, not {kappa}")
+        if not 0 < alpha < math.inf:
+            raise ValueError(f"alpha must be positive and finite, not {alpha}")
+        self.config: dict[str, Any] = {
+            "features": features,
+            "width": width,
+            "classes": classes,
+            "kappa": kappa,
+            "alpha": alpha,
+            "sweeps": _checked_sweeps(sweeps),
+            "dropout": dropout,
+        }
+        self.kappa, self.alpha, self.sweeps = kappa, alpha, sweeps
+        self.injection = nn.Linear(features, width)
+        self.dropout = checked_probability(dropout)
+        self.head = nn.Linear(width, classes)
+        self.free = nn.Parameter(torch.empty(width, width).uniform_(-1, 1) / width**0.5)
+        self.mu = nn.Parameter(torch.ones(1))
+        signs = torch.ones(width)
+        signs[torch.randperm(width)[: round(NEGATIVE_SHARE * width)]] = -1
+        self.register_buffer("signs", signs)
+        self.signs: Tensor
+
+    def with_sweeps(self, sweeps: int) -> MIGNN:
+        """A copy with the same weights and equilibrium, whose step applies V by another number of sweeps."""
+        other = copy.deepcopy(self)
+        other.sweeps = other.config["sweeps"] = _checked_sweeps(sweeps)
+        return other
+
+    def orthogonal_weight(self) -> Tensor:
+        """W (D, D), with W W^T = (kappa sigmoid(mu))^2 I."""
+        skew = self.free - self.free.t()
+        identity = torch.eye(len(skew), device=skew.device, dtype=skew.dtype)
+        # The two factors commute, so one solve is enough.
+        rotation = torch.linalg.solve(identity + skew, identity - skew)
+        return self.kappa * torch.sigmoid(self.mu) * rotation * self.signs
+
+    def inject(self, x: Graph) -> GraphContext:
+        adjacency, features = x
+        projected = drop(project_features(self.injection, features), self.dropout, self.training)
+        return GraphContext(sparse_product(adjacency, projected), adjacency)
+
+    def start(self, context: GraphContext) -> Tensor:
+        return torch.zeros_like(context.injection)
+
+    def step(self, u: Tensor, context: GraphContext) -> Tensor:
+        b, rate = context.injection, self.alpha / (1 + self.alpha)
+        # Not kept in the context: a student's context mixes two weights, and W is not linear in them.
+        weight = self.orthogonal_weight().t()
+        z_half, u_half = F.relu(u), u.abs()  # |u| = 2 relu(u) - u
+        if self.sweeps > 1:
+            constant = torch.lerp(u_half, b, rate)  # (u_half + alpha b) / (1 + alpha)
+            for _ in range(self.sweeps - 1):
+                propagated = sparse_product(context.adjacency, z_half)
+                z_half = torch.addmm(constant, propagated, weight, alpha=rate)
+        # The last sweep and the reflection 2 z_half - u_half at once, which saves passes over the state.
+        propagated = sparse_product(context.adjacency, z_half)
+        return torch.addmm(torch.lerp(u_half, b, 2 * rate), propagated, weight, alpha=2 * rate)
+
+    def readout(self, u: Tensor, context: GraphContext) -> Tensor:
+        """Logits (N, classes) of z = relu(u)."""
+        return self.head(drop(F.relu(u), self.dropout, self.training))
+
+    def start_network(self) -> nn.Module:
+        """A few hops of the injection, on few columns."""
+        return PropagatedStart(self.config["width"])
+
+
+def _checked_sweeps(sweeps: int) -> int:
+    if sweeps < 1:
+        raise ValueError(f"a step takes at least 1 sweep, not {sweeps}")
+    return sweeps
