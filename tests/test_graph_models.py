@@ -19,6 +19,8 @@ from cdeq.gradients import Implicit, Unrolled, equilibrium, spectral_radius
 from cdeq.models import EIGNN, IGNN, MIGNN
 from cdeq.models.graph import eignn, mignn
 from cdeq.models.graph.bounds import perron_frobenius, project_rows_l1
+from cdeq.models.graph.ignn import GraphContext
+from cdeq.models.graph.start import PropagatedStart
 from cdeq.solvers import Anderson, Picard, solve_model
 from cdeq.training.loop import FitConfig
 from cdeq.training.teach import TeachConfig, teach
@@ -529,3 +531,26 @@ def test_sparse_features_give_the_same_numbers_and_gradients(kind):
         (gradient,) = torch.autograd.grad(injection, model.injection.weight, upstream)
         found.append((injection, gradient))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("nonnegative", [False, True])
+def test_the_start_is_a_polynomial_of_the_adjacency(nonnegative):
+    x = graph()
+    start = PropagatedStart(WIDTH, inner=3, hops=4, nonnegative=nonnegative).double()
+    context = GraphContext(numbers(NODES, WIDTH, seed=6), x.adjacency)
+    assert not start(context).any()
+    nn.init.normal_(start.expand.weight)
+    hidden = torch.relu(start.compress(context.injection))
+    dense = x.adjacency.to_dense()
+    reached = [torch.linalg.matrix_power(dense, k) @ hidden for k in range(5)]
+    wanted = start.expand(torch.cat(reached, dim=1))
+    wanted = wanted.clamp_min(0) if nonnegative else wanted
+    torch.testing.assert_close(start(context), wanted)
+    assert (start(context) < 0).any() != nonnegative
+
+
+def test_a_start_cut_off_at_zero_can_leave_zero():
+    start = PropagatedStart(WIDTH, nonnegative=True).double()
+    context = GraphContext(numbers(NODES, WIDTH, seed=6), graph().adjacency)
+    (start(context) - 1).square().sum().backward()
+    assert start.expand.weight.grad.any()

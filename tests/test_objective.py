@@ -412,3 +412,19 @@ def test_ignored_labels_do_not_count():
     labels[:, 2:] = IGNORED
     expected = torch_cross_entropy(output[:, :2].reshape(-1, 3), labels[:, :2].reshape(-1))
     torch.testing.assert_close(cross_entropy(output, labels), expected)
+
+
+def test_agreement_is_the_divergence_from_the_teachers_answer_at_each_step():
+    kept = {"depth": 3, "decay": 0.65, "injection": "student"}
+    plain, batch, teacher, _ = setting("anchored", **kept)
+    agreeing, *_ = setting("anchored", agreement=0.7, **kept)
+    states = literal_rollout(plain, teacher, batch, leaves(plain))[1:]
+    answer = teacher.readout(batch.endpoint, None).log_softmax(-1)
+
+    def divergence(z):
+        own = teacher.readout(z, None).log_softmax(-1)
+        return (answer.exp() * (answer - own)).sum(-1).mean()
+
+    expected = plain(batch, 0)[0] + 0.7 * sum(divergence(z) for z in states) / 3
+    torch.testing.assert_close(agreeing(batch, 0)[0], expected, rtol=1e-5, atol=1e-7)
+    assert float(sum(divergence(z) for z in states).detach()) > 1e-3

@@ -5,10 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdeq.data.block_model import block_model
 from cdeq.data.graphs import Graph, NodeTask, normalised_adjacency
 from cdeq.data.sparse import SparseMatrix, csr_from_entries
 from cdeq.data.subgraphs import (
     cut_fraction,
+    grouped_tasks,
     induced,
     part_tasks,
     partition,
@@ -293,3 +295,20 @@ def test_bad_sizes_of_samples_are_refused():
     for size in (0, 10):
         with pytest.raises(ValueError, match="size must be from 1 to the graph's 9 nodes"):
             sampled_task(task, size=size, generator=torch.Generator())
+
+
+def test_grouped_parts_cover_the_graph_with_the_edges_between_them():
+    task = block_model(120, classes=3, degree=6.0, features=4, seed=0)
+    adjacency = task.graph.adjacency
+    parts = partition(adjacency, 12)
+    groups = grouped_tasks(task, parts, 3)
+    assert sum(len(group.labels) for group in groups) == 120
+    assert sum(int(group.train.sum()) for group in groups) == int(task.train.sum())
+    rows = torch.cat([group.graph.features for group in groups])
+    assert torch.equal(rows.sort(dim=0).values, task.graph.features.sort(dim=0).values)
+    again = grouped_tasks(task, parts, 3)
+    assert all(torch.equal(a.labels, b.labels) for a, b in zip(groups, again, strict=True))
+    [whole] = grouped_tasks(task, parts, 1)
+    assert torch.equal(whole.graph.adjacency.to_dense(), adjacency.to_dense())
+    with pytest.raises(ValueError, match="groups"):
+        grouped_tasks(task, parts, 13)

@@ -11,6 +11,7 @@ from cdeq import FitConfig, TeachConfig, teach
 from cdeq.gradients import Implicit
 from cdeq.training import CheckpointError, fit
 from cdeq.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from cdeq.training.draws import numbered_draws
 from cdeq.training.log import JsonLines
 from cdeq.training.parallel import mean_over_processes, process_group, process_rank
 from teachers import Tanh, batches
@@ -251,3 +252,46 @@ def test_a_model_is_projected_after_each_update():
     config = TeachConfig(fit=FitConfig(updates=3), depths=(2, 4))
     teach(model, lambda update: batches(1)[0], config)
     assert model.projections == 3
+
+
+def test_numbered_draws_depend_on_the_number_and_leave_the_rest_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    found = []
+    for number in (0, 0, 1):
+        with numbered_draws(3, number):
+            found.append(torch.rand(3))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert torch.equal(torch.rand(2), expected)
+
+
+class Dropped(Tanh):
+    """A teacher whose injection is dropped out in training."""
+
+    def inject(self, x):
+        return nn.functional.dropout(super().inject(x), 0.5, self.training)
+
+
+def test_a_teacher_with_dropout_resumes_to_the_same_weights(tmp_path):
+    loader = batches(1)
+    config = TeachConfig(fit=FitConfig(updates=6, checkpoint_every=2, log_every=1), depths=(5, 5))
+
+    def taught(folder, stop=None):
+        def cut(done, total, metrics):
+            if done == stop:
+                raise KeyboardInterrupt
+
+        model = Dropped()
+        teach(model, lambda update: loader[0], config, folder=folder, progress=cut)
+        return model
+
+    whole = taught(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        taught(tmp_path / "cut", stop=3)
+    torch.rand(7)  # the global generator has moved on
+    resumed = taught(tmp_path / "cut")
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(whole.weight, Dropped().weight)

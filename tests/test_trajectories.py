@@ -312,6 +312,15 @@ def test_a_graph_comes_back_as_its_own_class_with_its_sparse_matrix(tmp_path):
     assert torch.equal(batch.x.features, X)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_graphs_of_different_sizes_share_a_store(tmp_path):
+    graphs = [Graph(torch.randn(n, D), torch.eye(n).to_sparse_csr()) for n in (3, 5)]
+    store = record(Affine(batched=False), graphs, tmp_path, max_steps=2)
+    for batch, graph in zip(store, graphs, strict=True):
+        assert batch.x.adjacency.shape == graph.adjacency.shape
+        assert batch.endpoint.shape == graph.features.shape
+
+
 def test_batches_of_a_dataloader(tmp_path):
     x, y = torch.randn(8, D), torch.arange(8)
     [first, second] = record(
@@ -686,7 +695,7 @@ def test_a_shard_deleted_after_opening_is_named(folder):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "3", "{}", '{"format": 1}', '{"format": 1, "shards": 3}', b"\xff\xfe", "null"],
+    ["", "{", "[]", "3", "{}", '{"format": 2}', '{"format": 2, "shards": 3}', b"\xff\xfe", "null"],
 )
 def test_a_broken_manifest_is_named(folder, text):
     (folder / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())

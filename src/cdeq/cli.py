@@ -15,6 +15,7 @@ from rich.console import Console
 
 from cdeq.consistency.recipes import RecipeError
 from cdeq.consistency.saving import StudentFolderError
+from cdeq.experiments.options import ExperimentError
 from cdeq.experiments.results import ResultsError
 from cdeq.training import CheckpointError
 from cdeq.trajectories import StoreError
@@ -24,6 +25,7 @@ KNOWN_ERRORS = (
     StoreError,
     RecipeError,
     ResultsError,
+    ExperimentError,
     StudentFolderError,
     ImportError,  # an extra that is not installed
     OSError,
@@ -66,8 +68,8 @@ class Reproduce:
     Work that was done before is not done again; a run cut short goes on where it was.
     """
 
-    experiment: tyro.conf.Positional[Literal["table3"]]
-    """Which: table3 (node classification)."""
+    experiment: tyro.conf.Positional[Literal["table3", "inductive"]]
+    """Which: table3 (node classification), inductive (unseen nodes)."""
     scale: Literal["tiny", "small", "paper"] = "small"
     """tiny: embedded data, a minute; small: real graphs, about an hour on two cores; paper: for GPUs."""
     data_dir: Path | None = None
@@ -80,11 +82,13 @@ class Reproduce:
     """How many seeds, from 0 on."""
     only: tuple[str, ...] = ()
     """Names of data sets, to run these alone."""
+    jobs: int = 1
+    """How many data sets and seeds are worked on at a time, each in a process of its own."""
     threads: int | None = None
-    """Threads to compute with; default: as many as torch chooses."""
+    """Threads to compute with, of each process; default: as many as torch chooses, shared out."""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "seeds"):
+        for name in ("threads", "seeds", "jobs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
@@ -135,7 +139,8 @@ def reproduce(options: Reproduce) -> int:
         _require(module, module, f"{options.experiment} needs", extra)
     if options.scale == "tiny":
         _require("sklearn", "scikit-learn", "the tiny scale needs", "demo")
-    from cdeq.experiments.reproduce import EXPERIMENTS, Options
+    from cdeq.experiments.options import Options
+    from cdeq.experiments.reproduce import EXPERIMENTS
     from cdeq.experiments.table import results_table
 
     console = Console() if Console().is_terminal else Console(width=120)
@@ -152,6 +157,8 @@ def reproduce(options: Reproduce) -> int:
             out=out,
             seeds=options.seeds,
             only=options.only,
+            jobs=options.jobs,
+            threads=options.threads,
             progress=True,
             say=lambda line: console.print(line, highlight=False),
         )

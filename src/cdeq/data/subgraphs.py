@@ -74,6 +74,20 @@ def part_tasks(task: NodeTask, parts: list[Tensor], hops: int = 1) -> list[NodeT
     return found
 
 
+def grouped_tasks(
+    task: NodeTask, parts: list[Tensor], groups: int, *, seed: int = 0
+) -> list[NodeTask]:
+    """The parts dealt at random into `groups` of them, each group a subgraph (Chiang et al. 2019, Cluster-GCN).
+
+    A single part is often of one class; a group of many has something of all, and the edges between its parts.
+    """
+    if not 1 <= groups <= len(parts):
+        raise ValueError(f"groups must be from 1 to the {len(parts)} parts, not {groups}")
+    order = _shuffled(torch.arange(len(parts)), torch.Generator().manual_seed(seed)).tolist()
+    dealt = [order[first::groups] for first in range(groups)]
+    return [induced(task, torch.cat([parts[i] for i in group]).sort().values) for group in dealt]
+
+
 def sampled_task(task: NodeTask, *, size: int, generator: torch.Generator) -> NodeTask:
     """The subgraph on `size` nodes that random walks pass through (Zeng et al. 2020, GraphSAINT), in ascending order.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cdeq.experiments.options import ExperimentError
 from cdeq.experiments.provenance import described
 from cdeq.files import atomic_write_text
 
@@ -43,7 +44,7 @@ class Cells:
         try:
             return json.loads(path.read_text())
         except json.JSONDecodeError as error:
-            raise ValueError(
+            raise ExperimentError(
                 f"{path} is damaged ({error}): remove it to do its work again"
             ) from None
 

@@ -242,15 +242,20 @@ def compare(
     dataset: str,
     seed: int,
     counts: tuple[int, ...] = STEPS,
+    timed: tuple[int, ...] | None = None,
     repeats: int = 7,
     explicit: dict[str, Explicit] | None = None,
 ) -> list[Row]:
-    """One row a method and step count, and one an explicit model."""
+    """One row a method and step count, and one an explicit model; seconds at the counts `timed`, default all."""
     x, explicit = batches[0][0], explicit or {}
     compared = Equilibria(model=teacher, stars=stars)
     works: dict[Any, Callable[[], object]] = {}
     for name, method in methods.items():
-        works |= {(name, k): partial(method.output, x, k) for k in method.counts or counts}
+        works |= {
+            (name, k): partial(method.output, x, k)
+            for k in method.counts or counts
+            if timed is None or k in timed
+        }
         if method.extra is not None:
             works[name, "extra"] = partial(method.extra, x)
         if method.own is not None:
@@ -277,7 +282,7 @@ def compare(
                 metric=scores[k].metric,
                 distance=scores[k].distance,
                 residual=scores[k].residual,
-                seconds=seconds[name, k],
+                seconds=seconds.get((name, k)),
                 f_equivalents=(k * step + extra) / seconds["step"],
                 parameters=method.parameters,
             )

@@ -1,42 +1,13 @@
-"""The paper's tables and figures by name; each is run at a scale and writes its files as it goes."""
+"""What can be reproduced, by name: the paper's tables and figures, and ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
+from cdeq.experiments.inductive import inductive
+from cdeq.experiments.options import Options
 from cdeq.experiments.results import Results
-from cdeq.experiments.table3 import run_table3, write_table3
+from cdeq.experiments.table3 import table3
 
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What every experiment is given: the scale, where data are and figures go, how many seeds, what to leave out."""
-
-    scale: str
-    data: Path | None
-    runs: Path
-    out: Path
-    seeds: int
-    only: tuple[str, ...] = ()
-    progress: bool = False
-    say: Callable[[str], None] = lambda line: None
-
-
-def table3(options: Options) -> Results:
-    """Node classification."""
-    return run_table3(
-        options.scale,
-        runs=options.runs,
-        data=options.data,
-        seeds=options.seeds,
-        only=options.only,
-        progress=options.progress,
-        say=options.say,
-        kept=lambda results: write_table3(results, options.out),  # type: ignore[arg-type]
-    )
-
-
-EXPERIMENTS: dict[str, Callable[[Options], Results]] = {"table3": table3}
-"""What can be reproduced."""
+EXPERIMENTS: dict[str, Callable[[Options], Results]] = {"table3": table3, "inductive": inductive}
+"""Each runs at the scale of its options, and writes its JSON, Markdown and PNG as it goes."""

@@ -31,6 +31,15 @@ STYLES = {
     "broyden": Style(name="Broyden", kind="solver", colour="#a8477f", dark="#e3a3c6", marker="v"),
     "paper": Style(name="Paper", kind="student", colour="#00805d", dark="#3cc9a0", marker="D"),
     "anchored": Style(name="Anchored", kind="student", colour="#0068a3", dark="#63bbf0"),
+    "anchored_parts": Style(
+        name="Anchored, parts", kind="student", colour="#2f6b8a", dark="#8cc7e6", marker=">"
+    ),
+    "anchored_samples": Style(
+        name="Anchored, samples", kind="student", colour="#5b3f9e", dark="#b9a3f0", marker="X"
+    ),
+    "anchored_whole": Style(
+        name="Anchored, whole graph", kind="student", colour="#8a6d00", dark="#e6b93c", marker="P"
+    ),
     "hyperdeq": Style(
         name="HyperDEQ", kind="student", colour="#8a6d00", dark="#e6b93c", marker="P"
     ),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +9,23 @@ from torch import nn
 
 from cdeq.consistency.distill import distill
 from cdeq.consistency.recipes import RECIPES, recipe_named
-from cdeq.data.graphs import NodeTask
 from cdeq.equilibrium.contract import check_contract
-from cdeq.experiments.cells import Cells
 from cdeq.experiments.compare import (
     Explicit,
     Method,
     Reference,
     compare,
     learned_solver_method,
-    parameter_count,
     reference,
     solver_method,
     student_method,
+)
+from cdeq.experiments.graph_cells import (
+    GraphCell,
+    Measured,
+    plans_of,
+    run_graphs,
+    teacher_result,
 )
 from cdeq.experiments.graph_rivals import (
     EXPLICIT,
@@ -37,235 +38,125 @@ from cdeq.experiments.graph_rivals import (
     train_explicit,
     train_ignn_solver,
 )
-from cdeq.experiments.graph_tasks import SCALES, GraphPlan, ignn_task
+from cdeq.experiments.graph_tasks import ignn_task
+from cdeq.experiments.options import Options
 from cdeq.experiments.paper_table import gap_closed, nearest_methods, write_table
-from cdeq.experiments.provenance import Training
-from cdeq.experiments.results import (
-    Results,
-    Row,
-    TeacherResult,
-    current_command,
-    current_commit,
-    current_hardware,
-)
+from cdeq.experiments.results import Results, TeacherResult
 from cdeq.experiments.table import curves, style
 from cdeq.experiments.task import Task
 from cdeq.experiments.train import train_teacher
 from cdeq.solvers import Anderson, Broyden, Picard, Solver
-from cdeq.training.log import ProgressBar
 from cdeq.trajectories import TrajectoryStore, record
 
 COUNTS = tuple(range(1, 11))
 """Evaluations at which equilibrium models are measured."""
 SHOWN = (1, 2, 5, 10)
 """Those that the table shows, as in the paper, and that few-step models are trained for."""
-Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphCell:
-    """One graph with one seed: everything trained, then everything measured in one run."""
+def measure(cell: GraphCell) -> Measured:
+    """Everything on one graph with one seed: trained, then measured in one run."""
+    plan, seed = cell.plan, cell.seed
+    nodes = plan.load(cell.options.data, seed)
+    task = ignn_task(plan, nodes, seed)
+    with cell.bar("IGNN") as bar:
+        teacher, training = train_teacher(task, cell.place("ignn"), seed, bar)
+    model = check_contract(teacher)
+    known = reference(model, task.test, task.metric)
+    teachers = [teacher_result(task, teacher, known, training)]
+    cell.say("IGNN", known.metric, training)
 
-    cells: Cells
-    plan: GraphPlan
-    seed: int
-    data: Path | None
-    progress: bool
-    say: Say
-
-    def place(self, name: str, config: dict[str, Any] | None = None) -> Path:
-        """The folder of one training on this graph with this seed."""
-        described = {"plan": self.plan, "seed": self.seed, **(config or {})}
-        return self.cells.place(f"{self.plan.name}-{name}", described)
-
-    def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
-        shown = f"{self.plan.title}, seed {self.seed}: {title}"
-        return ProgressBar(shown) if self.progress else nullcontext()
-
-    def measured(self) -> dict[str, Any]:
-        """Rows and teachers as plain JSON, from the cell if they were measured before."""
-        config = {"plan": self.plan, "seed": self.seed, "counts": COUNTS}
-        return self.cells.result(f"{self.plan.name}-table3", config, self.measure)
-
-    def measure(self) -> dict[str, Any]:
-        nodes = self.plan.load(self.data, self.seed)
-        task = ignn_task(self.plan, nodes, self.seed)
-        folder = self.place("ignn")
-        with self.bar("IGNN") as bar:
-            teacher, training = train_teacher(task, folder, self.seed, bar)
-        model = check_contract(teacher)
-        known = reference(model, task.test, task.metric)
-        teachers = [teacher_result(task, teacher, known, training)]
-        self.say(_line(self, "IGNN", known.metric, training))
-
-        solvers: dict[str, Solver] = {
-            "picard": Picard(),
-            "anderson": Anderson(),
-            "broyden": Broyden(),
-        }
-        methods = {name: solver_method(model, solver) for name, solver in solvers.items()}
-        explicit: dict[str, Explicit] = {}
-        for name, (build, solver) in RIVAL_TEACHERS.items():
-            rival, found, result = self.rival(build(task, self.plan, nodes), name)
-            methods[name] = rival_method(rival, solver, found)
-            teachers.append(result)
-            if name == "eignn":
-                explicit["eignn_closed"] = closed_form(rival)
-        methods |= self.students(task, teacher, folder)
-        methods |= few_step_methods(task, SHOWN, self.place, self.seed, self.bar)
-        explicit |= self.explicit(nodes)
-        rows = compare(
-            methods,
-            model,
-            task.test,
-            known.states,
-            task.metric,
-            dataset=self.plan.title,
-            seed=self.seed,
-            counts=COUNTS,
-            repeats=5,
-            explicit=explicit,
-        )
-        self.say(f"{self.plan.title}, seed {self.seed}: measured")
-        return {
-            "rows": [asdict(row) for row in rows],
-            "teachers": [asdict(result) for result in teachers],
-            "commit": current_commit(),
-            "command": current_command(),
-            "hardware": current_hardware(),
-        }
-
-    def rival(self, task: Task, name: str) -> tuple[Any, Reference, TeacherResult]:
-        """Another equilibrium model, trained to convergence as the teacher is."""
-        with self.bar(name.upper()) as bar:
-            model, training = train_teacher(task, self.place(name), self.seed, bar)
-        known = reference(check_contract(model), task.test, task.metric)
-        self.say(_line(self, type(model).__name__, known.metric, training))
-        return model, known, teacher_result(task, model, known, training)
-
-    def students(self, task: Task, teacher: nn.Module, folder: Path) -> dict[str, Method]:
-        """The learned solver and a student by each recipe; what was recorded of the teacher is shared."""
-        model = check_contract(teacher)
-        stores: dict[str, TrajectoryStore] = {}
-        for mode in ("endpoint", "full"):
-            with self.bar(f"record ({mode})") as bar:
-                stores[mode] = record(
-                    model,
-                    task.distilling,
-                    folder / f"trajectories-{mode}",
-                    max_steps=task.distill_steps,
-                    tol=task.distill_tol if mode == "endpoint" else 0.0,
-                    mode=mode,
-                    progress=bar,
-                )
-        with self.bar("IGNN-Solver") as bar:
-            place = self.place("ignn_solver")
-            solver, training = train_ignn_solver(
-                teacher, stores["endpoint"], self.plan, place, self.seed, bar
-            )
-        self.say(_line(self, "IGNN-Solver", None, training))
-        methods = {"ignn_solver": learned_solver_method(model, solver)}
-        for name in RECIPES:
-            plan = task.plans[name]
-            recipe = recipe_named(name, **plan.changes)
-            student = distill(
-                teacher,
-                stores[recipe.store_mode],
-                recipe=recipe,
-                fit_config=plan.fit,
-                folder=self.place(name, {"recipe": recipe, "fit": plan.fit}),
-                seed=self.seed,
-                progress=self.progress,
-            )
-            methods[name] = student_method(student)
-            self.say(f"{self.plan.title}, seed {self.seed}: {name} distilled")
-        return methods
-
-    def explicit(self, nodes: NodeTask) -> dict[str, Explicit]:
-        found = {}
-        for name in EXPLICIT:
-            with self.bar(name.upper()) as bar:
-                place = self.place(name, {"fit": explicit_fit(name, self.plan)})
-                model, training = train_explicit(name, self.plan, nodes, place, self.seed, bar)
-            found[name] = explicit_method(model)
-            self.say(_line(self, name.upper(), None, training))
-        return found
-
-
-def teacher_result(
-    task: Task, model: nn.Module, known: Reference, training: Training
-) -> TeacherResult:
-    return TeacherResult(
-        dataset=task.dataset,
-        name=type(model).__name__,
-        parameters=parameter_count(model),
-        metric_name=task.metric.name,
-        metric=known.metric,
-        higher_is_better=task.metric.higher_is_better,
-        steps=known.steps,
-        residual=known.residual,
-        train_seconds=training.seconds,
+    solvers: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
+    methods = {name: solver_method(model, solver) for name, solver in solvers.items()}
+    explicit: dict[str, Explicit] = {}
+    for name, (build, solver) in RIVAL_TEACHERS.items():
+        rival, found, result = _rival(cell, build(task, plan, nodes), name)
+        methods[name] = rival_method(rival, solver, found)
+        teachers.append(result)
+        if name == "eignn":
+            explicit["eignn_closed"] = closed_form(rival)
+    methods |= _students(cell, task, teacher)
+    methods |= few_step_methods(task, SHOWN, cell.place, seed, cell.bar)
+    for name in EXPLICIT:
+        with cell.bar(name.upper()) as bar:
+            place = cell.place(name, {"fit": explicit_fit(name, plan)})
+            made, training = train_explicit(name, plan, nodes, place, seed, bar)
+        explicit[name] = explicit_method(made)
+        cell.say(name.upper(), training=training)
+    rows = compare(
+        methods,
+        model,
+        task.test,
+        known.states,
+        task.metric,
+        dataset=plan.title,
+        seed=seed,
+        counts=COUNTS,
+        timed=SHOWN,
+        repeats=5,
+        explicit=explicit,
     )
+    cell.say("measured")
+    return rows, teachers
 
 
-def _line(cell: GraphCell, what: str, metric: float | None, training: Training) -> str:
-    score = "" if metric is None else f" {100 * metric:.1f}% converged,"
-    took = "?" if training.seconds is None else f"{training.seconds:.0f}"
-    return f"{cell.plan.title}, seed {cell.seed}: {what}{score} trained in {took} s"
+def _rival(cell: GraphCell, task: Task, name: str) -> tuple[Any, Reference, TeacherResult]:
+    """Another equilibrium model, trained to convergence as the teacher is."""
+    with cell.bar(name.upper()) as bar:
+        model, training = train_teacher(task, cell.place(name), cell.seed, bar)
+    known = reference(check_contract(model), task.test, task.metric)
+    cell.say(type(model).__name__, known.metric, training)
+    return model, known, teacher_result(task, model, known, training)
 
 
-def plans_at(scale: str, data: Path | None, only: tuple[str, ...] = ()) -> list[GraphPlan]:
-    """The graphs of a scale: those named, or all; ogbn-arxiv at the small scale only if its files are there."""
-    plans = [plan for plan in SCALES[scale] if not only or plan.name in only]
-    unknown = set(only) - {plan.name for plan in SCALES[scale]}
-    if unknown:
-        there = ", ".join(plan.name for plan in SCALES[scale])
-        raise ValueError(f"no graph {', '.join(sorted(unknown))} at this scale; there are {there}")
-    optional = scale == "small" and not only
-    return [
-        plan
-        for plan in plans
-        if not (optional and plan.name == "ogbn-arxiv" and not plan.is_available(data))
-    ]
-
-
-def run_table3(
-    scale: str,
-    *,
-    runs: Path,
-    data: Path | None,
-    seeds: int = 3,
-    only: tuple[str, ...] = (),
-    progress: bool = False,
-    say: Say = lambda line: None,
-    kept: Callable[[Results], None] = lambda results: None,
-) -> Results:
-    """All graphs and seeds of a scale; `kept` is given the results so far after each graph and seed."""
-    plans = plans_at(scale, data, only)
-    for plan in plans:
-        plan.load(data, 0)  # a missing file is found before hours of training
-    parts: list[dict[str, Any]] = []
-    for seed in range(
-        seeds
-    ):  # all graphs with one seed first: a run cut short has something of each
-        for plan in plans:
-            cell = GraphCell(
-                cells=Cells(runs), plan=plan, seed=seed, data=data, progress=progress, say=say
+def _students(cell: GraphCell, task: Task, teacher: nn.Module) -> dict[str, Method]:
+    """The learned solver and a student by each recipe; what was recorded of the teacher is shared."""
+    model, seed = check_contract(teacher), cell.seed
+    stores: dict[str, TrajectoryStore] = {}
+    for mode in ("endpoint", "full"):
+        with cell.bar(f"record ({mode})") as bar:
+            stores[mode] = record(
+                model,
+                task.distilling,
+                cell.place("ignn") / f"trajectories-{mode}",
+                max_steps=task.distill_steps,
+                tol=task.distill_tol if mode == "endpoint" else 0.0,
+                mode=mode,
+                progress=bar,
             )
-            parts.append(cell.measured())
-            kept(_results(scale, parts))
-    return _results(scale, parts)
+    with cell.bar("IGNN-Solver") as bar:
+        place = cell.place("ignn_solver")
+        solver, training = train_ignn_solver(
+            teacher, stores["endpoint"], cell.plan, place, seed, bar
+        )
+    cell.say("IGNN-Solver", training=training)
+    methods = {"ignn_solver": learned_solver_method(model, solver)}
+    for name in RECIPES:
+        plan = task.plans[name]
+        recipe = recipe_named(name, **plan.changes)
+        student = distill(
+            teacher,
+            stores[recipe.store_mode],
+            recipe=recipe,
+            fit_config=plan.fit,
+            folder=cell.place(name, {"recipe": recipe, "fit": plan.fit}),
+            seed=seed,
+            progress=cell.options.progress,
+        )
+        methods[name] = student_method(student)
+        cell.say(f"{name} distilled")
+    return methods
 
 
-def _results(scale: str, parts: list[dict[str, Any]]) -> Results:
-    return Results(
-        experiment="table3",
-        scale=scale,
-        commit=" and ".join(dict.fromkeys(part["commit"] for part in parts)),
-        command=" and ".join(dict.fromkeys(part["command"] for part in parts)),
-        hardware=parts[-1]["hardware"],
-        teachers=tuple(TeacherResult(**t) for part in parts for t in part["teachers"]),
-        rows=tuple(Row(**row) for part in parts for row in part["rows"]),
+def table3(options: Options) -> Results:
+    """Node classification; table3.json, table3.md and table3.png."""
+    return run_graphs(
+        "table3",
+        plans_of(options),
+        options,
+        measure,
+        {"counts": COUNTS},
+        lambda results: write_table3(results, options.out),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from cdeq.data.sparse import SparseMatrix, csr_from_pointers
+from cdeq.data.sparse import SparseMatrix
 
 
 def checked_probability(dropout: float) -> float:
@@ -32,11 +33,27 @@ def drop_features(
         return features
     matrix, transpose = features
     values = drop(matrix.values(), probability, training)
-    # Entries lie in order of rows, so that a stable sort by column lists them as the transpose does.
-    order = torch.sort(matrix.col_indices().int(), stable=True).indices
+    order = _transposed_order(matrix)
     return SparseMatrix(_with_values(matrix, values), _with_values(transpose, values[order]))
 
 
+_ORDERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _transposed_order(matrix: Tensor) -> Tensor:
+    """The entries of a matrix in the order of its transpose; sorted once for as long as the matrix lives."""
+    if matrix not in _ORDERS:
+        # Entries lie in order of rows, so that a stable sort by column lists them as the transpose does.
+        _ORDERS[matrix] = torch.sort(matrix.col_indices().int(), stable=True).indices
+    return _ORDERS[matrix]
+
+
 def _with_values(matrix: Tensor, values: Tensor) -> Tensor:
-    shape = (matrix.shape[0], matrix.shape[1])
-    return csr_from_pointers(matrix.crow_indices(), matrix.col_indices(), values, shape)
+    """The same places with other values; checking again that the places are well formed would take longer than all."""
+    return torch.sparse_csr_tensor(
+        matrix.crow_indices(),
+        matrix.col_indices(),
+        values,
+        size=matrix.shape,
+        check_invariants=False,
+    )

@@ -1,0 +1,177 @@
+"""One graph with one seed at a time: trained, measured, kept, and the table written anew after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cdeq.experiments.cells import Cells
+from cdeq.experiments.compare import Reference, parameter_count
+from cdeq.experiments.graph_tasks import SCALES, GraphPlan
+from cdeq.experiments.options import ExperimentError, Options, silent
+from cdeq.experiments.provenance import Training
+from cdeq.experiments.results import (
+    Results,
+    Row,
+    TeacherResult,
+    current_command,
+    current_commit,
+    current_hardware,
+)
+from cdeq.experiments.task import Task
+from cdeq.training.log import ProgressBar
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphCell:
+    """A graph, a seed, and the folders of what is trained on them."""
+
+    plan: GraphPlan
+    seed: int
+    options: Options
+
+    def place(self, name: str, config: dict[str, Any] | None = None) -> Path:
+        """The folder of one training on this graph with this seed."""
+        whole = {"plan": self.plan, "seed": self.seed, **(config or {})}
+        return Cells(self.options.runs).place(f"{self.plan.name}-{name}", whole)
+
+    def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
+        shown = f"{self.plan.title}, seed {self.seed}: {title}"
+        return ProgressBar(shown) if self.options.progress else nullcontext()
+
+    def say(self, what: str, metric: float | None = None, training: Training | None = None) -> None:
+        """A line about what is done."""
+        line = f"{self.plan.title}, seed {self.seed}: {what}"
+        if metric is not None:
+            line += f", {100 * metric:.1f}% converged"
+        if training is not None and training.seconds is not None:
+            line += f", trained in {training.seconds:.0f} s"
+        self.options.say(line)
+
+
+Measured = tuple[list[Row], list[TeacherResult]]
+
+
+def run_graphs(
+    experiment: str,
+    plans: Sequence[GraphPlan],
+    options: Options,
+    measure: Callable[[GraphCell], Measured],
+    config: dict[str, Any],
+    write: Callable[[Results], object],
+) -> Results:
+    """Measure each graph with each seed, once; `config` is what the measurement depends on beside them.
+
+    All graphs come with one seed before the next, and the table is written after each, so that a run cut short has
+    something of everything.
+    """
+    for plan in plans:
+        plan.load(options.data, 0)  # a missing file is found before hours of training
+    cells = [
+        GraphCell(plan=plan, seed=seed, options=options)
+        for seed in range(options.seeds)
+        for plan in plans
+    ]
+    work = partial(_result, experiment, measure, config)
+    parts: list[dict[str, Any]] = []
+    for found in map(work, cells) if options.jobs == 1 else _in_processes(work, cells, options):
+        parts.append(found)
+        write(_gathered(experiment, options.scale, parts))
+    return _gathered(experiment, options.scale, parts)
+
+
+def _result(
+    experiment: str,
+    measure: Callable[[GraphCell], Measured],
+    config: dict[str, Any],
+    cell: GraphCell,
+) -> dict[str, Any]:
+    """What a cell measured, now or before."""
+    whole = {"plan": cell.plan, "seed": cell.seed, **config}
+    cells = Cells(cell.options.runs)
+    return cells.result(f"{cell.plan.name}-{experiment}", whole, partial(_measured, measure, cell))
+
+
+def _in_processes(
+    work: Callable[[GraphCell], dict[str, Any]], cells: list[GraphCell], options: Options
+) -> Iterator[dict[str, Any]]:
+    """The results of the cells in order, several worked on at a time."""
+    threads = options.threads or max(1, torch.get_num_threads() // options.jobs)
+    quiet = replace(options, progress=False, say=silent)
+    with ProcessPoolExecutor(
+        options.jobs,
+        mp_context=get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(threads,),
+    ) as pool:
+        futures = [pool.submit(work, replace(cell, options=quiet)) for cell in cells]
+        try:
+            for cell, future in zip(cells, futures, strict=True):
+                found = future.result()
+                cell.say("done")
+                yield found
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _measured(measure: Callable[[GraphCell], Measured], cell: GraphCell) -> dict[str, Any]:
+    """What a cell keeps, as plain JSON."""
+    rows, teachers = measure(cell)
+    return {
+        "rows": [asdict(row) for row in rows],
+        "teachers": [asdict(teacher) for teacher in teachers],
+        "commit": current_commit(),
+        "command": current_command(),
+        "hardware": current_hardware(),
+    }
+
+
+def _gathered(experiment: str, scale: str, parts: list[dict[str, Any]]) -> Results:
+    """The cells as one; datasets in the order of the first seed."""
+    return Results(
+        experiment=experiment,
+        scale=scale,
+        commit=" and ".join(dict.fromkeys(part["commit"] for part in parts)),
+        command=" and ".join(dict.fromkeys(part["command"] for part in parts)),
+        hardware=parts[-1]["hardware"],
+        teachers=tuple(TeacherResult(**t) for part in parts for t in part["teachers"]),
+        rows=tuple(Row(**row) for part in parts for row in part["rows"]),
+    )
+
+
+def plans_of(options: Options) -> list[GraphPlan]:
+    """The graphs of a scale: those named, or all; ogbn-arxiv at the small scale only if its files are there."""
+    known = SCALES[options.scale]
+    unknown = sorted(set(options.only) - {plan.name for plan in known})
+    if unknown:
+        there = ", ".join(plan.name for plan in known)
+        raise ExperimentError(f"no graph {', '.join(unknown)} at this scale; there are {there}")
+    if options.only:
+        return [plan for plan in known if plan.name in options.only]
+    return [plan for plan in known if not plan.optional or plan.is_available(options.data)]
+
+
+def teacher_result(
+    task: Task, model: nn.Module, known: Reference, training: Training
+) -> TeacherResult:
+    """A trained model at its equilibrium."""
+    return TeacherResult(
+        dataset=task.dataset,
+        name=type(model).__name__,
+        parameters=parameter_count(model),
+        metric_name=task.metric.name,
+        metric=known.metric,
+        higher_is_better=task.metric.higher_is_better,
+        steps=known.steps,
+        residual=known.residual,
+        train_seconds=training.seconds,
+    )

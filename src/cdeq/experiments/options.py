@@ -1,0 +1,35 @@
+"""What every experiment is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class ExperimentError(ValueError):
+    """An experiment that cannot be run as asked; the message is all that a user needs."""
+
+
+def silent(line: str) -> None:
+    """Says nothing; a function with a name, so that options can be sent to another process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The scale, where data are, where work is kept and figures go, how many seeds, which data sets alone.
+
+    `jobs` cells are worked on at a time, each in a process of its own with `threads` threads (default: as many as
+    torch chooses, shared out). `progress` draws bars on standard error; `say` is given a line now and then.
+    """
+
+    scale: str
+    data: Path | None
+    runs: Path
+    out: Path
+    seeds: int
+    only: tuple[str, ...] = ()
+    jobs: int = 1
+    threads: int | None = None
+    progress: bool = False
+    say: Callable[[str], None] = silent
