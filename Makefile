@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TASK ?= images
 
-.PHONY: demo test lint format bench results clean
+.PHONY: demo test lint format bench bench-graphs results clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,14 @@ bench: $(READY)
 	$(BIN)/python bench/steps.py --json runs/bench/steps.json
 	mkdir -p results/bench
 	cp runs/bench/*.json results/bench/
+
+# About a quarter of an hour: graphs of ten thousand to a million nodes.
+bench-graphs: $(READY)
+	$(BIN)/python bench/graph_scale.py scale --json runs/bench/graph_scale.json
+	$(BIN)/python bench/graph_scale.py train --json runs/bench/graph_scale_train.json
+	$(BIN)/python bench/graph_scale.py parts --json runs/bench/graph_scale_parts.json
+	mkdir -p results/bench
+	cp runs/bench/graph_scale* results/bench/
 
 # The figures that the README shows, from fresh runs; copied when all have run, as above.
 results: $(READY)

@@ -107,20 +107,20 @@ def _in_processes(
     """The results of the cells in order, several worked on at a time."""
     threads = options.threads or max(1, torch.get_num_threads() // options.jobs)
     quiet = replace(options, progress=False, say=silent)
-    with ProcessPoolExecutor(
+    pool = ProcessPoolExecutor(
         options.jobs,
         mp_context=get_context("spawn"),
         initializer=torch.set_num_threads,
         initargs=(threads,),
-    ) as pool:
+    )
+    try:
         futures = [pool.submit(work, replace(cell, options=quiet)) for cell in cells]
-        try:
-            for cell, future in zip(cells, futures, strict=True):
-                found = future.result()
-                cell.say("done")
-                yield found
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for cell, future in zip(cells, futures, strict=True):
+            found = future.result()
+            cell.say("done")
+            yield found
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _measured(measure: Callable[[GraphCell], Measured], cell: GraphCell) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ UNSEEN = 0.5
 """Share of the test nodes that teacher and student never see, neither their features nor their edges."""
 PIECES = 8
 """Parts, or samples, that a student is distilled on in place of the whole."""
+
+SETTING: dict[str, Any] = {"unseen": UNSEEN, "pieces": PIECES, "parts": PIECES**2}
+"""What the cells depend on beside graph, seed and recipe."""
 
 
 def seen_nodes(nodes: NodeTask, seed: int) -> Tensor:
@@ -69,7 +73,7 @@ def measure(cell: GraphCell) -> Measured:
     part = induced(nodes, seen.nonzero().squeeze(1))
     task = ignn_task(plan, part, seed, testing=nodes._replace(test=nodes.test & ~seen))
     with cell.bar("IGNN, seen part") as bar:
-        teacher, training = train_teacher(task, cell.place("ignn-seen"), seed, bar)
+        teacher, training = train_teacher(task, cell.place("ignn-seen", SETTING), seed, bar)
     model = check_contract(teacher)
     known = reference(model, task.test, task.metric)
     cell.say("IGNN, seen part", known.metric, training)
@@ -80,7 +84,7 @@ def measure(cell: GraphCell) -> Measured:
     batches = pieces(part, seed) | {"anchored_whole": [labelled(nodes, nodes.train)]}
     for name, distilling in [("paper", batches["anchored"]), *batches.items()]:
         recipe = name.partition("_")[0]
-        folder = cell.place(f"seen-{name}", {"recipe": task.plans[recipe]})
+        folder = cell.place(f"seen-{name}", {"recipe": task.plans[recipe], **SETTING})
         made = replace(task, distilling=distilling)
         student = distil_student(made, teacher, recipe, folder, seed, cell.options.progress)
         methods[name] = student_method(student)
@@ -106,7 +110,7 @@ def inductive(options: Options) -> Results:
         plans_of(options),
         options,
         measure,
-        {"unseen": UNSEEN, "pieces": PIECES},
+        SETTING,
         lambda results: write_inductive(results, options.out),
     )
 

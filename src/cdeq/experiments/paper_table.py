@@ -37,8 +37,16 @@ def gap_closed(results: Results, dataset: str, method: str, steps: int) -> float
     return (reached - first) / (converged - first)
 
 
-def paper_table(results: Results, dataset: str, shown: Sequence[int]) -> str:
-    """One data set: explicit models, then all methods at each number of evaluations; the best of a block in bold."""
+def paper_table(
+    results: Results,
+    dataset: str,
+    shown: Sequence[int],
+    same_equilibrium: Sequence[str] | None = None,
+) -> str:
+    """One data set: explicit models, then all methods at each number of evaluations; the best of a block in bold.
+
+    Distances are compared among the methods of one and the same equilibrium, default all.
+    """
     found, metric = curves(results, dataset), metric_of(results, dataset)
     lines = [
         f"| model | parameters | evaluations | {metric.name} | distance | seconds | cost in steps | gap closed |",
@@ -48,7 +56,15 @@ def paper_table(results: Results, dataset: str, shown: Sequence[int]) -> str:
         block = [p for points in found.values() for p in points if p.steps == k]
         scores = [p.metric for p in block if p.metric is not None]
         best = (max if metric.higher_is_better else min)(scores, default=None)
-        near = min((p.distance for p in block if p.distance is not None), default=None)
+        near = min(
+            (
+                p.distance
+                for p in block
+                if p.distance is not None
+                and (same_equilibrium is None or p.method in same_equilibrium)
+            ),
+            default=None,
+        )
         for p in block:
             closed = None if k is None else gap_closed(results, dataset, p.method, k)
             cells = [
@@ -88,6 +104,7 @@ def write_table(
     shown: Sequence[int],
     notes: Sequence[str] = (),
     claims: Sequence[str] = (),
+    same_equilibrium: Sequence[str] | None = None,
 ) -> list[Path]:
     """`folder`/<experiment>.json, .md and .png."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +127,7 @@ def write_table(
             page += [
                 f"- {teacher_text(results.teacher(dataset, name), metric_of(results, dataset))}"
             ]
-        page += ["", paper_table(results, dataset, shown)]
+        page += ["", paper_table(results, dataset, shown, same_equilibrium)]
     page += ["## How to read it", "", *(f"- {note}" for note in notes), ""]
     hardware = results.hardware if isinstance(results.hardware, dict) else {"cpu": results.hardware}
     page += ["Hardware: " + ", ".join(f"{k} {v}" for k, v in hardware.items()) + ".", ""]

@@ -1,37 +1,71 @@
-"""Put the figures of results/tiny into a Markdown page: `python -m cdeq.experiments.readme README.md`."""
+"""Put the figures of results/ into a Markdown page: `python -m cdeq.experiments.readme README.md`."""
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from cdeq.experiments.results import Results
-from cdeq.experiments.table import markdown_table
+from cdeq.experiments.table import curves, markdown_table, metric_of, style
 
 TASKS = ("images", "text", "graph")
 SHOWN = ("metric", "distance", "f_equivalents")
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+GRAPH_METHODS = ("anderson", "ignn_solver", "paper", "anchored")
+GRAPH_COUNTS = (1, 2)
 
 
-def figures(folder: Path) -> str:
+def demo_figures(results: Path) -> str:
     """The tables of the three demos, with a heading each."""
     parts = []
     for task in TASKS:
-        results = Results.from_json(folder / f"demo-{task}.json")
-        for dataset in results.datasets:
-            parts.append(f"**{dataset}.** {markdown_table(results, dataset, SHOWN)}")
+        found = Results.from_json(results / "tiny" / f"demo-{task}.json")
+        for dataset in found.datasets:
+            parts.append(f"**{dataset}.** {markdown_table(found, dataset, SHOWN)}")
     return "\n".join(parts)
 
 
-def filled(page: str, folder: Path) -> str:
-    """The page with its marked place filled anew."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
-    if not pattern.search(page):
-        raise ValueError(f"the page has no place between {BEGIN} and {END}")
-    return pattern.sub(lambda _: f"{BEGIN}\n{figures(folder)}{END}", page)
+def graph_figures(results: Path) -> str:
+    """Accuracy on the real graphs: a line a graph, a column a method and number of evaluations."""
+    found = Results.from_json(results / "small" / "table3.json")
+    heads = [f"{style(method).name}, {k}" for k in GRAPH_COUNTS for method in GRAPH_METHODS]
+    lines = [
+        "| graph | IGNN, converged | " + " | ".join(heads) + " |",
+        "|---|---:|" + "---:|" * len(heads),
+    ]
+    for dataset in found.datasets:
+        metric, teacher = metric_of(found, dataset), found.teacher(dataset)
+        by = curves(found, dataset)
+        cells = []
+        for k in GRAPH_COUNTS:
+            points = [next(p for p in by[method] if p.steps == k) for method in GRAPH_METHODS]
+            best = max(p.metric or 0.0 for p in points)
+            texts = [metric.text(p.metric, p.spread) for p in points]
+            cells += [
+                f"**{text}**" if p.metric == best else text
+                for text, p in zip(texts, points, strict=True)
+            ]
+        converged = f"{metric.text(teacher.metric)} ({teacher.steps:.0f} steps)"
+        lines.append(f"| {dataset} | {converged} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+PLACES: dict[str, Callable[[Path], str]] = {"figures": demo_figures, "graphs": graph_figures}
+"""What stands between <!-- name --> and <!-- end of name -->."""
+
+
+def filled(page: str, results: Path) -> str:
+    """The page with its marked places filled anew."""
+    for name, figures in PLACES.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise ValueError(f"the page has no place between {begin} and {end}")
+        page = f"{before}{begin}\n{figures(results)}{end}{after}"
+    return page
 
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    path.write_text(filled(path.read_text(), path.parent / "results" / "tiny"))
+    path.write_text(filled(path.read_text(), path.parent / "results"))

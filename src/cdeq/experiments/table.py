@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import stdev
 
 from rich.table import Table
@@ -268,9 +268,20 @@ def grid(
     return steps, lines()
 
 
-def results_table(results: Results, dataset: str) -> Table:
-    """Methods by steps; the best of each step count in bold, the converged teacher above."""
-    steps, lines = grid(results, dataset)
+def results_table(
+    results: Results,
+    dataset: str,
+    shown: Sequence[str] = QUANTITIES,
+    counts: Sequence[int] | None = None,
+) -> Table:
+    """Methods by steps; the best of each step count in bold, the converged teacher above.
+
+    `shown` quantities, at `counts` alone, default all.
+    """
+    if counts is not None:
+        kept = [row for row in results.rows if row.steps is None or row.steps in counts]
+        results = replace(results, rows=tuple(kept))
+    steps, lines = grid(results, dataset, shown)
     teacher = teacher_text(results.teacher(dataset), metric_of(results, dataset))
     table = Table(
         title=Text.assemble((results.experiment, "bold"), f" · {dataset}\n", (teacher, "dim")),
