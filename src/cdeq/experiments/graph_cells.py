@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +112,8 @@ def _in_processes(
     pool = ProcessPoolExecutor(
         options.jobs,
         mp_context=get_context("spawn"),
-        initializer=torch.set_num_threads,
-        initargs=(threads,),
+        initializer=_begin_worker,
+        initargs=(partial(torch.set_num_threads, threads),),
     )
     try:
         futures = [pool.submit(work, replace(cell, options=quiet)) for cell in cells]
@@ -121,6 +123,19 @@ def _in_processes(
             yield found
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin_worker(prepare: Callable[[], None]) -> None:
+    """A process that ends when the one that started it does, even if that one was killed."""
+    prepare()
+    parent = parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _measured(measure: Callable[[GraphCell], Measured], cell: GraphCell) -> dict[str, Any]:
