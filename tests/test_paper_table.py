@@ -318,9 +318,9 @@ def test_three_files_are_written(tmp_path):
     page = paths[1].read_text()
     for words in (
         "# Table 3",
-        "`cdeq reproduce table3` at commit abc, 1 seed:",
+        "`cdeq reproduce table3` at commit abc;",
         "- A claim.",
-        "## Blocks",
+        "## Blocks (1 seed)",
         "- IGNN, converged: 80.0% accuracy",
         "- EIGNN, converged: 75.0% accuracy",
         "- A note.",

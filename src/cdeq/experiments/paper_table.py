@@ -110,19 +110,18 @@ def write_table(
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / results.experiment
     paths = [results.to_json(stem.with_suffix(".json"))]
-    seeds = len({row.seed for row in results.rows})
     page = [
         f"# {title}",
         "",
-        f"Made by `{results.command}` at commit {results.commit}, {seeds} seed{'s' * (seeds != 1)}: "
-        "mean ± standard deviation.",
+        f"Made by `{results.command}` at commit {results.commit}; mean ± standard deviation over the seeds.",
         "",
         *claims,
         "",
     ]
     for dataset in results.datasets:
         teachers = dict.fromkeys(t.name for t in results.teachers if t.dataset == dataset)
-        page += [f"## {dataset}", ""]
+        seeds = len({row.seed for row in results.rows_of(dataset)})
+        page += [f"## {dataset} ({seeds} seed{'s' * (seeds != 1)})", ""]
         for name in teachers:
             page += [
                 f"- {teacher_text(results.teacher(dataset, name), metric_of(results, dataset))}"
