@@ -273,8 +273,8 @@ def test_planetoid_puts_every_node_in_its_place(tmp_path):
     words, classes, testing, graph = write_planetoid(tmp_path)
     task = read_planetoid(tmp_path, "citeseer")
     dense = task.graph.features.matrix.to_dense().numpy()
-    sums = words.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(dense, words / np.where(sums > 0, sums, 1), rtol=1e-6)
+    lengths = np.linalg.norm(words, axis=1, keepdims=True)
+    np.testing.assert_allclose(dense, words / np.where(lengths > 0, lengths, 1), rtol=1e-6)
     assert torch.equal(task.graph.features.transpose.to_dense(), torch.from_numpy(dense.T))
     assert task.labels.tolist() == classes.argmax(axis=1).tolist()
     assert task.train.nonzero().flatten().tolist() == list(range(12))
@@ -353,7 +353,8 @@ def test_npz_graphs(tmp_path, dense):
     task = read_npz_graph(path, seed=3, per_class=5, valid_per_class=6)
     features = task.graph.features
     assert isinstance(features, torch.Tensor if dense else SparseMatrix)
-    expected = attributes / np.maximum(attributes.sum(axis=1, keepdims=True), 1)
+    lengths = np.linalg.norm(attributes, axis=1, keepdims=True)
+    expected = attributes / np.where(lengths > 0, lengths, 1)
     found = features if dense else features.matrix.to_dense()
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
     assert found.dtype == torch.float32
