@@ -507,8 +507,9 @@ def test_several_at_a_time_give_the_same_in_the_same_order(two_plans, tmp_path, 
     assert [len(results.rows) for results in written] == [1, 2, 3, 4]
     assert len(lines) == 4
     assert "nobody" not in "".join(lines)
-    [{"jobs": jobs, "threads": (prepare,)}] = Pool.made
-    assert (jobs, prepare.args) == (2, (3,))
+    [pool] = Pool.made
+    [prepare] = pool["threads"]
+    assert (pool["jobs"], prepare.args) == (2, (3,))
     alone = options(tmp_path, seeds=2)
     again = run_graphs("table3", two_plans, alone, Measure(cut=ALL[0]), {}, written.append)
     assert again == made
