@@ -714,5 +714,5 @@ def test_real_graphs(graph, nodes, features, classes, directed_edges, splits):
     assert torch.equal(adjacency.values(), transpose.values())
     words = task.graph.features.matrix
     sums = torch.zeros(nodes, dtype=torch.float64)
-    sums.index_add_(0, row_indices(words), words.values().double())
+    sums.index_add_(0, row_indices(words), words.values().double().square())
     assert ((sums - 1).abs().lt(1e-6) | (sums == 0)).all()
