@@ -47,6 +47,7 @@ from cdeq.experiments.compare import (
     solver_method,
     student_method,
 )
+from cdeq.experiments.graph_tasks import labelled
 from cdeq.experiments.metrics import accuracy
 from cdeq.experiments.results import write_measurements
 from cdeq.gradients import Implicit
@@ -55,7 +56,7 @@ from cdeq.solvers import Anderson, Picard, solve_model
 from cdeq.training.draws import numbered_generator
 from cdeq.training.log import LOG
 from cdeq.training.loop import FitConfig, fit
-from cdeq.training.task_loss import IGNORED, cross_entropy
+from cdeq.training.task_loss import cross_entropy
 from cdeq.training.teach import TeachConfig, teach
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
 
@@ -112,11 +113,6 @@ def load_task(path: Path) -> NodeTask:
     adjacency = csr_from_pointers(t["pointers"], t["columns"], t["values"], (nodes, nodes))
     graph = Graph(adjacency, t["features"])
     return NodeTask(graph, t["labels"], t["train"], t["valid"], t["test"])
-
-
-def labelled(task: NodeTask, mask: Tensor) -> tuple[Graph, Tensor]:
-    """The batch of a split."""
-    return task.graph, torch.where(mask, task.labels, IGNORED)
 
 
 def new_teacher(s: Settings) -> IGNN:

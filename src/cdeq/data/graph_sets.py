@@ -77,6 +77,13 @@ def load_graph(
     `seed` draws the split of the Amazon and Coauthor graphs; the others come with theirs. `cache` is a folder where
     the OGB graphs are kept parsed.
     """
+    require_files(name, folder)
+    kept = None if cache is None else Path(cache)
+    return _graph_set(name).read(data_folder(folder), seed, kept)
+
+
+def require_files(name: str, folder: str | Path | None = None) -> None:
+    """A `MissingDataError` that says what to do, if files of a graph are not in the data folder."""
     chosen, place = _graph_set(name), data_folder(folder)
     missing = [file for file in chosen.files if not (place / file).is_file()]
     if missing:
@@ -86,7 +93,6 @@ def load_graph(
             f"{chosen.home}. Point --data-dir or CDEQ_DATA at the folder that holds "
             f"{missing[0].partition('/')[0]}/."
         )
-    return chosen.read(place, seed, None if cache is None else Path(cache))
 
 
 def is_available(name: str, folder: str | Path | None = None) -> bool:

@@ -17,7 +17,6 @@ from cdeq.equilibrium.contract import check_contract
 from cdeq.experiments.certified import CertifiedComparison, compare_certified
 from cdeq.experiments.compare import (
     compare,
-    parameter_count,
     reference,
     solver_method,
     student_method,
@@ -27,14 +26,13 @@ from cdeq.experiments.provenance import Training, making_notes, recipes_of
 from cdeq.experiments.report import write_report
 from cdeq.experiments.results import (
     Results,
-    TeacherResult,
     current_command,
     current_commit,
     current_hardware,
 )
 from cdeq.experiments.table import seconds_text, style
 from cdeq.experiments.task import Task
-from cdeq.experiments.train import distil_student, train_teacher
+from cdeq.experiments.train import distil_student, teacher_result, train_teacher
 from cdeq.files import atomic_write_text
 from cdeq.solvers import Anderson, Broyden, Picard, Solver
 from cdeq.training.log import ProgressBar
@@ -61,19 +59,7 @@ def measure_all(
         commit=current_commit(),
         command=current_command(),
         hardware=current_hardware(),
-        teachers=(
-            TeacherResult(
-                dataset=task.dataset,
-                name=type(teacher).__name__,
-                parameters=parameter_count(teacher),
-                metric_name=task.metric.name,
-                metric=known.metric,
-                higher_is_better=task.metric.higher_is_better,
-                steps=known.steps,
-                residual=known.residual,
-                train_seconds=training.seconds,
-            ),
-        ),
+        teachers=(teacher_result(task, teacher, known, training),),
         rows=tuple(rows),
     )
 

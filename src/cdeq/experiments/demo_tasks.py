@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from cdeq.data.embedded import Examples, digits_graph, digits_images, pydoc_text, text_windows
+from cdeq.experiments.graph_tasks import labelled
 from cdeq.experiments.metrics import accuracy, perplexity
 from cdeq.experiments.task import Batch, DistillPlan, Task
 from cdeq.gradients import Implicit, Phantom
@@ -16,7 +16,6 @@ from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
 from cdeq.training.draws import numbered_generator
 from cdeq.training.loop import FitConfig
-from cdeq.training.task_loss import IGNORED
 from cdeq.training.teach import TeachConfig
 
 
@@ -113,13 +112,7 @@ def text(seed: int = 0) -> Task:
 def graph(seed: int = 0) -> Task:
     """The digits as a nearest-neighbour graph, an implicit graph network."""
     nodes = digits_graph(seed)
-
-    def labels(mask: Tensor) -> Tensor:
-        return torch.where(mask, nodes.labels, IGNORED)
-
-    def batch(mask: Tensor) -> Batch:
-        return nodes.graph, labels(mask)
-
+    training = labelled(nodes, nodes.train)
     return Task(
         name="graph",
         dataset="digits (graph)",
@@ -130,10 +123,10 @@ def graph(seed: int = 0) -> Task:
             depths=(20, 40),
             seed=seed,
         ),
-        teaching=lambda update: batch(nodes.train),
-        distilling=[batch(nodes.train)],
-        valid=[batch(nodes.valid)],
-        test=[batch(nodes.test)],
+        teaching=lambda update: training,
+        distilling=[training],
+        valid=[labelled(nodes, nodes.valid)],
+        test=[labelled(nodes, nodes.test)],
         metric=accuracy(),
         plans={
             "paper": DistillPlan(fit=FitConfig(updates=600, learning_rate=1e-2)),

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from cdeq.experiments.cells import Cells
-from cdeq.experiments.compare import Reference, parameter_count
 from cdeq.experiments.graph_tasks import SCALES, GraphPlan
 from cdeq.experiments.options import ExperimentError, Options, silent
 from cdeq.experiments.provenance import Training
@@ -29,7 +27,6 @@ from cdeq.experiments.results import (
     current_commit,
     current_hardware,
 )
-from cdeq.experiments.task import Task
 from cdeq.training.log import ProgressBar
 
 
@@ -77,7 +74,7 @@ def run_graphs(
     something of everything.
     """
     for plan in plans:
-        plan.load(options.data, 0)  # a missing file is found before hours of training
+        plan.require(options.data)  # a missing file is found before hours of training
     cells = [
         GraphCell(plan=plan, seed=seed, options=options)
         for seed in range(options.seeds)
@@ -173,20 +170,3 @@ def plans_of(options: Options) -> list[GraphPlan]:
     if options.only:
         return [plan for plan in known if plan.name in options.only]
     return [plan for plan in known if not plan.optional or plan.is_available(options.data)]
-
-
-def teacher_result(
-    task: Task, model: nn.Module, known: Reference, training: Training
-) -> TeacherResult:
-    """A trained model at its equilibrium."""
-    return TeacherResult(
-        dataset=task.dataset,
-        name=type(model).__name__,
-        parameters=parameter_count(model),
-        metric_name=task.metric.name,
-        metric=known.metric,
-        higher_is_better=task.metric.higher_is_better,
-        steps=known.steps,
-        residual=known.residual,
-        train_seconds=training.seconds,
-    )

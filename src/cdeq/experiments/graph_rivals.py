@@ -80,9 +80,12 @@ RIVAL_TEACHERS: dict[str, tuple[Callable[[Task, GraphPlan, NodeTask], Task], Sol
 one evaluation, under Anderson mixing for MIGNN."""
 
 
-def rival_method(model: EquilibriumModel, solver: Solver, known: Reference) -> Method:
+def rival_method(
+    model: EquilibriumModel, solver: Solver, known: Reference, **fields: Any
+) -> Method:
     """Another equilibrium model under its own solver, measured at its own equilibrium."""
-    return solver_method(model, solver, own=Equilibria(model=model, stars=known.states))
+    own = Equilibria(model=model, stars=known.states)
+    return solver_method(model, solver, own=own, **fields)
 
 
 def closed_form(model: EIGNN) -> Explicit:
@@ -124,12 +127,8 @@ def few_step_methods(
             folder = place("few_step", {"steps": k})
             model: Any = train_teacher(made, folder, seed, bar)[0]
         known = reference(model, task.test, task.metric)
-        methods[f"few_step {k}"] = solver_method(
-            model,
-            Picard(),
-            own=Equilibria(model=model, stars=known.states),
-            counts=(k,),
-            label="few_step",
+        methods[f"few_step {k}"] = rival_method(
+            model, Picard(), known, counts=(k,), label="few_step"
         )
     return methods
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cdeq.data.block_model import block_model
 from cdeq.data.embedded import digits_graph
-from cdeq.data.graph_sets import is_available, load_graph
+from cdeq.data.graph_sets import is_available, load_graph, require_files
 from cdeq.data.graphs import NodeTask
 from cdeq.experiments.metrics import accuracy
 from cdeq.experiments.task import Batch, DistillPlan, Task
@@ -53,6 +53,11 @@ class GraphPlan:
         if self.name in EMBEDDED:
             return EMBEDDED[self.name](seed)
         return load_graph(self.name, folder, seed=seed)
+
+    def require(self, folder: Path | None) -> None:
+        """Refuse, by name, a graph whose files are not there; nothing is read."""
+        if self.name not in EMBEDDED:
+            require_files(self.name, folder)
 
     def is_available(self, folder: Path | None) -> bool:
         return self.name in EMBEDDED or is_available(self.name, folder)
@@ -156,10 +161,9 @@ def ignn_task(
     nodes: NodeTask,
     seed: int,
     *,
-    distilling: list[Batch] | None = None,
     testing: NodeTask | None = None,
 ) -> Task:
-    """IGNN on a graph. `distilling`: other batches than the graph itself; `testing`: another graph to test on."""
+    """IGNN on a graph; `testing`: another graph to test on."""
     tested = testing or nodes
     batch = labelled(nodes, nodes.train)
     return Task(
@@ -181,7 +185,7 @@ def ignn_task(
             seed=seed,
         ),
         teaching=lambda update: batch,
-        distilling=distilling or [batch],
+        distilling=[batch],
         valid=[labelled(nodes, nodes.valid)],
         test=[labelled(tested, tested.test)],
         metric=accuracy(),

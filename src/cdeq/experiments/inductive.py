@@ -21,7 +21,6 @@ from cdeq.experiments.graph_cells import (
     Measured,
     plans_of,
     run_graphs,
-    teacher_result,
 )
 from cdeq.experiments.graph_tasks import ignn_task, labelled
 from cdeq.experiments.options import Options
@@ -29,7 +28,7 @@ from cdeq.experiments.paper_table import write_table
 from cdeq.experiments.results import Results
 from cdeq.experiments.table3 import SHOWN
 from cdeq.experiments.task import Batch
-from cdeq.experiments.train import distil_student, train_teacher
+from cdeq.experiments.train import distil_student, teacher_result, train_teacher
 from cdeq.solvers import Anderson, Picard
 from cdeq.training.draws import numbered_generator
 

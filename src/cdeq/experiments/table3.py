@@ -25,7 +25,6 @@ from cdeq.experiments.graph_cells import (
     Measured,
     plans_of,
     run_graphs,
-    teacher_result,
 )
 from cdeq.experiments.graph_rivals import (
     EXPLICIT,
@@ -44,7 +43,7 @@ from cdeq.experiments.paper_table import gap_closed, nearest_methods, write_tabl
 from cdeq.experiments.results import Results, TeacherResult
 from cdeq.experiments.table import curves, style
 from cdeq.experiments.task import Task
-from cdeq.experiments.train import train_teacher
+from cdeq.experiments.train import teacher_result, train_teacher
 from cdeq.solvers import Anderson, Broyden, Picard, Solver
 from cdeq.trajectories import TrajectoryStore, record
 

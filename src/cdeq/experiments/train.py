@@ -11,7 +11,9 @@ from torch import nn
 from cdeq.consistency.distill import distill
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
+from cdeq.experiments.compare import Reference, parameter_count
 from cdeq.experiments.provenance import Training, TrainingClock
+from cdeq.experiments.results import TeacherResult
 from cdeq.experiments.task import Task
 from cdeq.training.log import Progress
 from cdeq.training.teach import teach
@@ -70,4 +72,21 @@ def distil_student(
         tol=task.distill_tol,
         seed=seed,
         progress=progress,
+    )
+
+
+def teacher_result(
+    task: Task, model: nn.Module, known: Reference, training: Training
+) -> TeacherResult:
+    """A trained model at its equilibrium."""
+    return TeacherResult(
+        dataset=task.dataset,
+        name=type(model).__name__,
+        parameters=parameter_count(model),
+        metric_name=task.metric.name,
+        metric=known.metric,
+        higher_is_better=task.metric.higher_is_better,
+        steps=known.steps,
+        residual=known.residual,
+        train_seconds=training.seconds,
     )
