@@ -66,4 +66,9 @@ def test_the_page_names_every_optional_attribute():
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     read = set(re.findall(r'getattr\((?:model|teacher|module), "(\w+)"', source))
     assert read <= named
-    assert named == {"batched", "start_network", "config", "project"}
+    assert named == {
+        "batched",
+        "start_network",
+        "config",
+        "project",
+    }  # and memory, which has a protocol

@@ -66,6 +66,19 @@ def test_round_trip(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["results.json"]  # no temporary file is left
 
 
+def test_older_files_lack_the_seconds_of_training(tmp_path):
+    path = RESULTS.to_json(tmp_path / "r.json")
+    data = json.loads(path.read_text())
+    for row in data["rows"]:
+        del row["train_seconds"]
+    path.write_text(json.dumps(data))
+    assert Results.from_json(path) == RESULTS
+    del data["rows"][0]["parameters"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(ResultsError, match="missing field 'parameters'"):
+        Results.from_json(path)
+
+
 def test_schema_is_frozen(tmp_path):
     data = json.loads(RESULTS.to_json(tmp_path / "r.json").read_text())
     assert list(data) == [
@@ -77,7 +90,7 @@ def test_schema_is_frozen(tmp_path):
     ]  # fmt: skip
     assert list(data["rows"][0]) == [
         "dataset", "seed", "method", "steps", "metric", "distance", "residual", "seconds",
-        "f_equivalents", "parameters",
+        "f_equivalents", "parameters", "train_seconds",
     ]  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from cdeq.consistency.losses import (
 )
 from cdeq.consistency.parts import Moment, Prepared
 from cdeq.consistency.student import Student
+from cdeq.equilibrium.contract import Input
+from cdeq.equilibrium.memory import Segment, require_memory
 from cdeq.equilibrium.states import State, map_state, relative_distance
 from cdeq.training.draws import numbered_generator
 from cdeq.training.task_loss import TaskLoss
@@ -67,11 +69,36 @@ class DistillationObjective(nn.Module):
                 average.lerp_(weight, 1 - self.recipe.ema)
 
     def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
+        x = self._input(batch, update)
         return (
-            self._on_own_states(batch)
+            self._on_own_states(x, batch)
             if self.recipe.states == "own"
-            else self._on_teacher_states(batch, update)
+            else self._on_teacher_states(x, batch, update)
         )
+
+    @torch.no_grad()
+    def _input(self, batch: TrajectoryBatch, update: int) -> Input:
+        """The recorded input; where the recipe says so, with the student's memory of the segment before it.
+
+        The number of steps that the memory is made with is drawn, since in use it is as many as the user takes.
+        """
+        if self.recipe.memory == "teacher":
+            return batch.x
+        remembering = require_memory(self.student.teacher)
+        if not isinstance(batch.x, Segment):
+            raise ValueError(
+                f"recipe {self.recipe.name!r}: memory='own' needs the segments of a text, and these inputs have "
+                "no memory: record them with carried=True"
+            )
+        before = batch.before()
+        if before is None:
+            return batch.x
+        student, drawn = self.student, numbered_generator(self.seed, update)
+        steps = int(torch.randint(1, self.recipe.depth + 1, (), generator=drawn))
+        prepared = student.prepare(before.x)
+        *_, z = student.rollout(prepared, steps)
+        memory = remembering.remember(z, prepared.base)
+        return batch.x._replace(memory=memory)
 
     def _task(
         self, z: State, prepared: Prepared, batch: TrajectoryBatch, fraction: float
@@ -93,7 +120,9 @@ class DistillationObjective(nn.Module):
 
     # On the teacher's trajectory.
 
-    def _on_teacher_states(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
+    def _on_teacher_states(
+        self, x: Input, batch: TrajectoryBatch, update: int
+    ) -> tuple[Tensor, Metrics]:
         r, last = self.recipe, batch.steps
         generator = numbered_generator(self.seed, update)
         replaced = augment_endpoints(
@@ -104,7 +133,7 @@ class DistillationObjective(nn.Module):
         def state(i: int) -> State:
             return batch.endpoint if replaced[i] else batch.state(i)
 
-        output, prepared = self._at(self.student, k, state, batch)
+        output, prepared = self._at(self.student, k, state, x, batch.steps)
         neighbour = k - 1 if r.direction == "later" else k + 1
         local_target: State | None = None
         if self._target is not None and 0 <= neighbour <= last:
@@ -112,7 +141,9 @@ class DistillationObjective(nn.Module):
                 # The end of the trajectory is its own exact target.
                 ended = r.direction == "earlier" and neighbour == last
                 local_target = (
-                    batch.endpoint if ended else self._at(self._target, neighbour, state, batch)[0]
+                    batch.endpoint
+                    if ended
+                    else self._at(self._target, neighbour, state, x, batch.steps)[0]
                 )
         task = self._task(output, prepared, batch, self._fraction(k, last))
         loss = self._total(output, batch.endpoint, local_target, task)
@@ -122,22 +153,22 @@ class DistillationObjective(nn.Module):
         return TIME_MAPS[self.recipe.time_map](k, last, self.recipe.rho)
 
     def _at(
-        self, student: Student, k: int, state: Callable[[int], State], batch: TrajectoryBatch
+        self, student: Student, k: int, state: Callable[[int], State], x: Input, last: int
     ) -> tuple[State, Prepared]:
         """g(z_<=k, t_k): the window of states up to k, each evaluated at its own time."""
-        prepared = student.prepare(batch.x)
+        prepared = student.prepare(x)
         evaluations: list[Evaluation] = []
         first = k if self.recipe.history == "none" else max(0, k - self.recipe.window)
         for i in range(first, k + 1):
-            z, moment = state(i), student.moment_at(self._fraction(i, batch.steps))
+            z, moment = state(i), student.moment_at(self._fraction(i, last))
             evaluations.append((z, student.evaluate(z, moment, prepared)))
         return student.combine(evaluations, moment), prepared
 
     # On the student's own rollout.
 
-    def _on_own_states(self, batch: TrajectoryBatch) -> tuple[Tensor, Metrics]:
+    def _on_own_states(self, x: Input, batch: TrajectoryBatch) -> tuple[Tensor, Metrics]:
         student, r = self.student, self.recipe
-        prepared = student.prepare(batch.x)
+        prepared = student.prepare(x)
         z_0 = z = student.begin(prepared)
         evaluations: list[Evaluation] = []
         seen: list[tuple[State, list[Evaluation], Moment]] = []
@@ -154,7 +185,7 @@ class DistillationObjective(nn.Module):
         if student.start_network is not None:
             loss = self.distance(z_0, batch.endpoint)
         answer = self._teacher_answer(batch, prepared)
-        local_targets = self._own_local_targets(seen, batch)
+        local_targets = self._own_local_targets(seen, x)
         for j, output in enumerate(outputs):
             neighbour = j - 1 if r.direction == "later" else j + 1
             local_target = local_targets.get(neighbour)
@@ -189,12 +220,12 @@ class DistillationObjective(nn.Module):
 
     @torch.no_grad()
     def _own_local_targets(
-        self, seen: list[tuple[State, list[Evaluation], Moment]], batch: TrajectoryBatch
+        self, seen: list[tuple[State, list[Evaluation], Moment]], x: Input
     ) -> dict[int, State]:
         """The average student's outputs at the states of the rollout, by their number."""
         if self._target is None:
             return {}
-        prepared = self._target.prepare(batch.x)
+        prepared = self._target.prepare(x)
         return {
             j: self._target.advance(z, moment, evaluations, prepared)[0]
             for j, (z, evaluations, moment) in enumerate(seen)

@@ -34,6 +34,8 @@ class Recipe:
     Training
       states     the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps; depth has no
                  meaning for the former.
+      memory     of a model that has one: what the `teacher` remembers of the text before, or what the student
+                 itself would, after one to `depth` steps on it (`own`), which is what it meets in use.
       backprop   through the rollout: `full`, `checkpointed` (same gradient, less memory), `truncated` (a step).
       loss       `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor).
       lambda_1   global against local consistency; lambda_2: weight of the task loss, up to fraction
@@ -67,6 +69,7 @@ class Recipe:
 
     states: Literal["teacher", "own"] = "own"
     depth: int = 6
+    memory: Literal["teacher", "own"] = "teacher"
     backprop: Literal["full", "checkpointed", "truncated"] = "full"
     loss: Literal["mse", "log"] = "log"
     log_floor: float = 1e-3
@@ -125,6 +128,7 @@ def _problems(r: Recipe) -> list[str]:
         "delta": ("full", "low_rank"),
         "injection": ("student", "teacher"),
         "states": ("teacher", "own"),
+        "memory": ("teacher", "own"),
         "backprop": ("full", "checkpointed", "truncated"),
         "loss": ("mse", "log"),
         "direction": ("later", "earlier"),
@@ -238,7 +242,7 @@ EFFECTS: dict[str, tuple[Condition, ...]] = {
     "time_map": (TEACHER_STATES,),
     "rho": (TEACHER_STATES, (lambda r: r.time_map == "exponential", "time_map='exponential'")),
     "rank": ((lambda r: r.delta == "low_rank", "delta='low_rank'"),),
-    "depth": (OWN_STATES,),
+    "depth": ((lambda r: r.states == "own" or r.memory == "own", "states='own' or memory='own'"),),
     "log_floor": ((lambda r: r.loss == "log", "loss='log'"),),
     "task_until": ((lambda r: r.lambda_2 > 0, "lambda_2 above 0"),),
     "direction": (LOCAL_LOSS,),

@@ -17,29 +17,45 @@ from cdeq.data.npz_graphs import read_npz_graph
 from cdeq.data.ogb import read_ogb
 from cdeq.data.planetoid import read_planetoid
 from cdeq.data.pyg import from_pyg
+from cdeq.data.text import Corpus, Streams, Vocabulary
+from cdeq.data.text_sets import (
+    TEXT_SETS,
+    is_text_available,
+    load_hub_text,
+    load_text,
+    read_text_folder,
+)
 from cdeq.data.unpickle import UnsafePickleError
 
 __all__ = [
     "GRAPH_SETS",
+    "TEXT_SETS",
+    "Corpus",
     "Examples",
     "Graph",
     "MissingDataError",
     "NodeTask",
     "Splits",
+    "Streams",
     "Text",
     "UnsafePickleError",
+    "Vocabulary",
     "block_model",
     "data_folder",
     "digits_graph",
     "digits_images",
     "from_pyg",
     "is_available",
+    "is_text_available",
     "load_graph",
+    "load_hub_text",
+    "load_text",
     "nearest_neighbours",
     "normalised_adjacency",
     "pydoc_text",
     "read_npz_graph",
     "read_ogb",
     "read_planetoid",
+    "read_text_folder",
     "text_windows",
 ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cdeq.data.graphs import Graph, NodeTask, nearest_neighbours, normalised_adjacency
+from cdeq.data.text import Corpus, Vocabulary
 
 
 class Examples(NamedTuple):
@@ -81,11 +82,38 @@ def digits_graph(
 
 
 def pydoc_text(characters: int = 100) -> Text:
-    """Python's own language manual (`pydoc_data.topics`), character by character.
+    """Python's own language manual, character by character.
 
-    Each topic, in order of the names, goes to the split that lacks most of its share (8 : 1 : 1).
-    Topics quote each other, so a paragraph counts only where it comes first. The alphabet is the
-    `characters` commonest of the training text. The prose differs between versions of Python.
+    The alphabet is the `characters` commonest of the training text.
+    """
+    train, valid, test = _manual()
+    # Ties are broken by code point, so that the alphabet does not depend on the order of counting.
+    counts = sorted(Counter(train).items(), key=lambda item: (-item[1], item[0]))
+    alphabet = "".join(sorted(character for character, _ in counts[:characters]))
+    index = {character: i for i, character in enumerate(alphabet)}
+
+    def encode(text: str) -> Tensor:
+        return torch.tensor([index.get(character, len(alphabet)) for character in text])
+
+    return Text(encode(train), encode(valid), encode(test), alphabet)
+
+
+def pydoc_words(minimum: int = 2) -> Corpus:
+    """Python's own language manual, word by word; words rarer than `minimum` in the training text are unknown."""
+    train, valid, test = (part.splitlines() for part in _manual())
+    vocabulary = Vocabulary.of(train, minimum)
+    return Corpus(
+        "Python manual",
+        vocabulary,
+        *(vocabulary.encode(lines) for lines in (train, valid, test)),
+    )
+
+
+def _manual() -> tuple[str, str, str]:
+    """`pydoc_data.topics` in three splits; the prose differs between versions of Python.
+
+    Each topic, in order of the names, goes to the split that lacks most of its share (8 : 1 : 1). Topics quote each
+    other, so a paragraph counts only where it comes first.
     """
     from pydoc_data.topics import topics
 
@@ -103,16 +131,7 @@ def pydoc_text(characters: int = 100) -> Text:
         ]
         parts[lacks.index(max(lacks))] += fresh
     train, valid, test = parts
-
-    # Ties are broken by code point, so that the alphabet does not depend on the order of counting.
-    counts = sorted(Counter(train).items(), key=lambda item: (-item[1], item[0]))
-    alphabet = "".join(sorted(character for character, _ in counts[:characters]))
-    index = {character: i for i, character in enumerate(alphabet)}
-
-    def encode(text: str) -> Tensor:
-        return torch.tensor([index.get(character, len(alphabet)) for character in text])
-
-    return Text(encode(train), encode(valid), encode(test), alphabet)
+    return train, valid, test
 
 
 def text_windows(tokens: Tensor, length: int, *, stride: int | None = None) -> Examples:

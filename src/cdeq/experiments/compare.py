@@ -247,14 +247,47 @@ def compare(
     explicit: dict[str, Explicit] | None = None,
 ) -> list[Row]:
     """One row a method and step count, and one an explicit model; seconds at the counts `timed`, default all."""
-    x, explicit = batches[0][0], explicit or {}
+    explicit = explicit or {}
     compared = Equilibria(model=teacher, stars=stars)
+    seconds = method_seconds(
+        methods, teacher, batches[0][0], timed or counts, explicit=explicit, repeats=repeats
+    )
+    rows = []
+    for name, method in methods.items():
+        own, at = method.own or compared, method.counts or counts
+        scores = quality(method, own.model, batches, own.stars, metric, at)
+        rows += method_rows(name, method, scores, seconds, dataset=dataset, seed=seed)
+    return rows + [
+        explicit_row(
+            name,
+            model,
+            _explicit_score(model, batches, metric),
+            seconds,
+            dataset=dataset,
+            seed=seed,
+        )
+        for name, model in explicit.items()
+    ]
+
+
+Seconds = dict[Any, float]
+"""Of (method, count), (method, "extra"), (method, "step") and (explicit model, None); of "step" and "inject"."""
+
+
+def method_seconds(
+    methods: dict[str, Method],
+    teacher: EquilibriumModel,
+    x: Any,
+    counts: tuple[int, ...],
+    *,
+    explicit: dict[str, Explicit],
+    repeats: int,
+) -> Seconds:
+    """Median seconds of all methods on one input, in turns; a method made for certain counts at those alone."""
     works: dict[Any, Callable[[], object]] = {}
     for name, method in methods.items():
         works |= {
-            (name, k): partial(method.output, x, k)
-            for k in method.counts or counts
-            if timed is None or k in timed
+            (name, k): partial(method.output, x, k) for k in method.counts or counts if k in counts
         }
         if method.extra is not None:
             works[name, "extra"] = partial(method.extra, x)
@@ -263,49 +296,68 @@ def compare(
     works |= {"step": _step_of(teacher, x), "inject": lambda: teacher.inject(x)}
     seconds = median_seconds(works, repeats)
     # Apart from the rest: a large one leaves nothing of the others in the processor's caches.
-    seconds |= median_seconds(
+    return seconds | median_seconds(
         {(name, None): partial(model.output, x) for name, model in explicit.items()}, repeats
     )
-    rows = []
-    for name, method in methods.items():
-        own, at = method.own or compared, method.counts or counts
-        scores = quality(method, own.model, batches, own.stars, metric, at)
-        step = seconds[name, "step"] if method.own is not None else seconds["step"]
-        extra = (
-            max(seconds[name, "extra"] - seconds["inject"], 0.0)
-            if method.extra is not None
-            else 0.0
-        )
-        rows += [
-            Row(
-                dataset=dataset,
-                seed=seed,
-                method=method.label or name,
-                steps=k,
-                metric=scores[k].metric,
-                distance=scores[k].distance,
-                residual=scores[k].residual,
-                seconds=seconds.get((name, k)),
-                f_equivalents=(k * step + extra) / seconds["step"],
-                parameters=method.parameters,
-            )
-            for k in at
-        ]
-    return rows + [
+
+
+def method_rows(
+    name: str,
+    method: Method,
+    scores: dict[int, Quality],
+    seconds: Seconds,
+    *,
+    dataset: str,
+    seed: int,
+    train_seconds: float | None = None,
+) -> list[Row]:
+    """A method's rows, one a step count."""
+    step = seconds[name, "step"] if method.own is not None else seconds["step"]
+    extra = 0.0
+    if method.extra is not None:
+        extra = max(seconds[name, "extra"] - seconds["inject"], 0.0)
+    return [
         Row(
             dataset=dataset,
             seed=seed,
-            method=name,
-            steps=None,
-            metric=_explicit_score(model, batches, metric),
-            distance=None,
-            residual=None,
-            seconds=seconds[name, None],
-            f_equivalents=seconds[name, None] / seconds["step"],
-            parameters=model.parameters,
+            method=method.label or name,
+            steps=k,
+            metric=score.metric,
+            distance=score.distance,
+            residual=score.residual,
+            seconds=seconds.get((name, k)),
+            f_equivalents=(k * step + extra) / seconds["step"],
+            parameters=method.parameters,
+            train_seconds=train_seconds,
         )
-        for name, model in explicit.items()
+        for k, score in scores.items()
     ]
+
+
+def explicit_row(
+    name: str,
+    model: Explicit,
+    score: float,
+    seconds: Seconds,
+    *,
+    dataset: str,
+    seed: int,
+    train_seconds: float | None = None,
+) -> Row:
+    """The row of a model without an equilibrium."""
+    return Row(
+        dataset=dataset,
+        seed=seed,
+        method=name,
+        steps=None,
+        metric=score,
+        distance=None,
+        residual=None,
+        seconds=seconds[name, None],
+        f_equivalents=seconds[name, None] / seconds["step"],
+        parameters=model.parameters,
+        train_seconds=train_seconds,
+    )
 
 
 @torch.no_grad()

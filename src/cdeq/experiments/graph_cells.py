@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cdeq.experiments.cells import Cells
 from cdeq.experiments.graph_tasks import SCALES, GraphPlan
-from cdeq.experiments.options import ExperimentError, Options, silent
+from cdeq.experiments.options import ExperimentError, Options
 from cdeq.experiments.provenance import Training
 from cdeq.experiments.results import (
     Results,
@@ -27,6 +21,7 @@ from cdeq.experiments.results import (
     current_commit,
     current_hardware,
 )
+from cdeq.experiments.workers import worked
 from cdeq.training.log import ProgressBar
 
 
@@ -82,7 +77,12 @@ def run_graphs(
     ]
     work = partial(_result, experiment, measure, config)
     parts: list[dict[str, Any]] = []
-    for found in map(work, cells) if options.jobs == 1 else _in_processes(work, cells, options):
+    quiet = (
+        [replace(cell, options=options.quiet()) for cell in cells] if options.jobs > 1 else cells
+    )
+    for cell, found in zip(cells, worked(work, quiet, options), strict=True):
+        if options.jobs > 1:
+            cell.say("done")
         parts.append(found)
         write(_gathered(experiment, options.scale, parts))
     return _gathered(experiment, options.scale, parts)
@@ -98,41 +98,6 @@ def _result(
     whole = {"plan": cell.plan, "seed": cell.seed, **config}
     cells = Cells(cell.options.runs)
     return cells.result(f"{cell.plan.name}-{experiment}", whole, partial(_measured, measure, cell))
-
-
-def _in_processes(
-    work: Callable[[GraphCell], dict[str, Any]], cells: list[GraphCell], options: Options
-) -> Iterator[dict[str, Any]]:
-    """The results of the cells in order, several worked on at a time."""
-    threads = options.threads or max(1, torch.get_num_threads() // options.jobs)
-    quiet = replace(options, progress=False, say=silent)
-    pool = ProcessPoolExecutor(
-        options.jobs,
-        mp_context=get_context("spawn"),
-        initializer=_begin_worker,
-        initargs=(partial(torch.set_num_threads, threads),),
-    )
-    try:
-        futures = [pool.submit(work, replace(cell, options=quiet)) for cell in cells]
-        for cell, future in zip(cells, futures, strict=True):
-            found = future.result()
-            cell.say("done")
-            yield found
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _begin_worker(prepare: Callable[[], None]) -> None:
-    """A process that ends when the one that started it does, even if that one was killed."""
-    prepare()
-    parent = parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 def _measured(measure: Callable[[GraphCell], Measured], cell: GraphCell) -> dict[str, Any]:

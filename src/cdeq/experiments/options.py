@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -33,3 +33,7 @@ class Options:
     threads: int | None = None
     progress: bool = False
     say: Callable[[str], None] = silent
+
+    def quiet(self) -> Options:
+        """The same without bars and lines, for a process of its own."""
+        return replace(self, progress=False, say=silent)

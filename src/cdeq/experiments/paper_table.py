@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,14 +27,17 @@ ONE_STEP = "picard"
 def gap_closed(results: Results, dataset: str, method: str, steps: int) -> float | None:
     """Share of the way from the teacher at one step to the converged teacher that a method's metric covers.
 
-    1 is the converged teacher; more than that is possible. None where there is no gap, or no such row.
+    1 is the converged teacher; more than that is possible. None where there is no gap, or no such row. A perplexity
+    counts by its logarithm, the loss.
     """
-    found = curves(results, dataset)
+    found, teacher = curves(results, dataset), results.teacher(dataset)
     first = next((p.metric for p in found.get(ONE_STEP, []) if p.steps == 1), None)
     reached = next((p.metric for p in found.get(method, []) if p.steps == steps), None)
-    converged = results.teacher(dataset).metric
+    converged = teacher.metric
     if first is None or reached is None or converged is None or first == converged:
         return None
+    if teacher.metric_name == "perplexity":
+        first, reached, converged = math.log(first), math.log(reached), math.log(converged)
     return (reached - first) / (converged - first)
 
 

@@ -15,7 +15,7 @@ import sys
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -67,6 +67,8 @@ class Row:
     f_equivalents: float | None
     """Total cost in units of one teacher step."""
     parameters: int
+    train_seconds: float | None = None
+    """What its own training took, beside its teacher's; None where nothing was trained or nobody kept the time."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -180,9 +182,10 @@ def _checked_names(kind: type, data: object, where: str) -> dict[str, Any]:
     for name in data:
         if name not in names:
             raise ResultsError(f"{place}: unknown field {name!r}; known: {', '.join(names)}")
-    for name in names:
-        if name not in data:
-            raise ResultsError(f"{place}: missing field {name!r}")
+    for field in fields(kind):
+        # A field with a default was added later: older files lack it.
+        if field.name not in data and field.default is MISSING:
+            raise ResultsError(f"{place}: missing field {field.name!r}")
     return dict(data)
 
 

@@ -54,6 +54,23 @@ STYLES = {
     "eignn_closed": Style(
         name="EIGNN, closed form", kind="explicit", colour="#7a5a00", dark="#dcb64a", marker="*"
     ),
+    "anchored_teacher_memory": Style(
+        name="Anchored, teacher's memory",
+        kind="student",
+        colour="#2f6b8a",
+        dark="#8cc7e6",
+        marker=">",
+    ),
+    "tcn": Style(name="TCN", kind="explicit", colour="#3f6f1d", dark="#a0cf75", marker="*"),
+    "gcnn": Style(
+        name="Gated ConvNet", kind="explicit", colour="#8c2f39", dark="#ee8f99", marker="*"
+    ),
+    "awd_qrnn": Style(
+        name="AWD-QRNN", kind="explicit", colour="#4a4a9c", dark="#a9a9ee", marker="*"
+    ),
+    "transformer_xl": Style(
+        name="Transformer-XL", kind="explicit", colour="#96601a", dark="#e2ab6b", marker="*"
+    ),
     "gcn": Style(name="GCN", kind="explicit", colour="#3f6f1d", dark="#a0cf75", marker="*"),
     "gat": Style(name="GAT", kind="explicit", colour="#8c2f39", dark="#ee8f99", marker="*"),
     "gcnii": Style(name="GCNII", kind="explicit", colour="#4a4a9c", dark="#a9a9ee", marker="*"),

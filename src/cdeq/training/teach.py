@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
+from cdeq.equilibrium.memory import Segment, require_memory
 from cdeq.equilibrium.states import tensors_of
 from cdeq.gradients import Gradient, Phantom, Unrolled, equilibrium, jacobian_penalty
 from cdeq.solvers import Anderson, Solver
 from cdeq.training.draws import numbered_draws, numbered_generator
 from cdeq.training.log import Progress
 from cdeq.training.loop import FitConfig, fit
+from cdeq.training.segments import CarriedMemory
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 
 
@@ -41,11 +43,21 @@ class TeachConfig:
 
 
 class TeachingObjective(nn.Module):
-    """Task loss at the equilibrium, plus the Jacobian penalty there."""
+    """Task loss at the equilibrium, plus the Jacobian penalty there.
 
-    def __init__(self, model: nn.Module, config: TeachConfig, task_loss: TaskLoss):
+    With `carried` the inputs are the segments of a long text, and a model with memory meets its own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TeachConfig,
+        task_loss: TaskLoss,
+        carried: CarriedMemory | None = None,
+    ):
         super().__init__()
         self.model, self.config, self.task_loss = model, config, task_loss
+        self.carried = carried
 
     def forward(self, batch: tuple[Any, Tensor], update: int) -> tuple[Tensor, dict[str, Tensor]]:
         # A run that goes on after a kill meets the dropout masks that it would have met.
@@ -59,6 +71,8 @@ class TeachingObjective(nn.Module):
         low, high = config.depths
         depth = int(torch.randint(low, high + 1, (), generator=generator))
         shallow = update < config.pretrain
+        if self.carried is not None:
+            x = Segment(x, self.carried.at(update))
         context = model.inject(x)
         solution = equilibrium(
             model,
@@ -69,6 +83,8 @@ class TeachingObjective(nn.Module):
             max_steps=depth,
         )
         loss = self.task_loss(model.readout(solution.state, context), y)
+        if self.carried is not None:
+            self.carried.keep(require_memory(model).remember(solution.state, context))
         metrics = {"task": loss.detach(), "residual": solution.residual.mean()}
         if config.penalty > 0 and not shallow:
             # The estimate draws its signs where the state is.
@@ -88,19 +104,21 @@ def teach(
     config: TeachConfig,
     *,
     task_loss: TaskLoss = cross_entropy,
+    carried: CarriedMemory | None = None,
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Train `model` in place; `batch_at(update)` gives (x, y). Resumes from `folder` as `fit` does.
 
+    With `carried` the batches are consecutive segments (tokens, targets), and their memory passes through it.
     A model that offers `project()` is projected back onto its well-posed set after each update.
     """
     check_contract(model)
     project = getattr(model, "project", None)
     model.train()
     fit(
-        TeachingObjective(model, config, task_loss),
+        TeachingObjective(model, config, task_loss, carried),
         batch_at,
         config.fit,
         folder=folder,

@@ -32,11 +32,16 @@ class Captured:
     """What is kept of one batch, on the CPU.
 
     `tensors` by name: `states.j` (K+1, B, ...) or `endpoint.j` (B, ...) for the j-th tensor of the
-    state, and `residual` (B,), of the endpoint before it was rounded to the dtype it is kept in.
+    state, and `residual` (B,), of the endpoint before it was rounded to the dtype it is kept in. `endpoint` is the
+    state itself, where and as it was solved.
     """
 
     tensors: dict[str, Tensor]
-    is_tuple: bool
+    endpoint: State
+
+    @property
+    def is_tuple(self) -> bool:
+        return not isinstance(self.endpoint, Tensor)
 
 
 Capture = Callable[[EquilibriumModel, Context, Settings], Captured]
@@ -108,6 +113,5 @@ def _captured(tensors: dict[str, Tensor], endpoint: State, residual: Tensor) -> 
                 f"record with dtype=torch.{advice}, which has a wider one"
             )
     return Captured(
-        tensors={**tensors, "residual": residual.to("cpu", torch.float32)},
-        is_tuple=not isinstance(endpoint, Tensor),
+        tensors={**tensors, "residual": residual.to("cpu", torch.float32)}, endpoint=endpoint
     )

@@ -15,6 +15,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract, is_batched
+from cdeq.equilibrium.memory import Memory, Segment, require_memory
+from cdeq.equilibrium.states import map_state
 from cdeq.files import atomic_write_bytes, remove_leftovers
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import Solver
@@ -48,6 +50,7 @@ def record(
     dtype: torch.dtype = torch.float32,
     batches_per_shard: int = 8,
     max_batches: int | None = None,
+    carried: bool = False,
     progress: Progress | None = None,
 ) -> TrajectoryStore:
     """Solve for every batch of `loader` and store the trajectories in `folder`.
@@ -58,6 +61,8 @@ def record(
         "endpoint" keeps z* alone, solved to `tol`.
     `tol`: unless given, 0 for "full", which spends the budget, and 1e-4 for "endpoint".
     `dtype`: of the stored states; the solve runs in the model's own.
+    `carried`: the batches are consecutive segments of long texts, tokens (B, L), for a model with memory; each is
+        recorded as a `Segment` with the memory that the equilibrium of the one before it leaves.
     `progress(done, total)`: called after each batch; `total` is None if the loader has no length.
 
     Shards are written whole, and the manifest after each: a kill at any instant leaves a folder
@@ -91,13 +96,18 @@ def record(
             "solver": solver_fingerprint(solver, max_steps, tol),
             "dtype": dtype_name,
             "data": [],
+            **({"memory": "carried"} if carried else {}),
         },
     )
+    if carried:
+        require_memory(model)
     manifest = _begin(Path(folder), manifest)
     if not manifest.complete:
         settings = Settings(solver=solver, max_steps=max_steps, tol=tol, dtype=dtype)
         with _evaluating(model), torch.no_grad():
-            _fill(_Writer(Path(folder), manifest), model, loader, settings, progress)
+            writer = _Writer(Path(folder), manifest)
+            memory = _memory_left(model, writer) if carried else None
+            _fill(writer, model, loader, settings, memory, progress)
     return TrajectoryStore.open(folder)
 
 
@@ -121,9 +131,13 @@ def _fill(
     model: EquilibriumModel,
     loader: Iterable[Any],
     settings: Settings,
+    memory: Memory | None,
     progress: Progress | None,
 ) -> None:
-    """Pass over the loader: check the batches of finished shards, solve the others."""
+    """Pass over the loader: check the batches of finished shards, solve the others.
+
+    `memory`: what the batches of the finished shards leave for the next one; None without memory.
+    """
     capture, device = CAPTURES[writer.manifest.mode], _device_of(model)
     limit = writer.manifest.max_batches
     total = _length(loader, limit)
@@ -131,17 +145,48 @@ def _fill(
         x, y = split_batch(batch)
         structure, tensors = flatten_batch(x, y)
         if not writer.skips:
+            kept_structure, kept_tensors = structure, tensors
+            if memory is not None:
+                _require_tokens(x, done - 1)
+                x = Segment(x, memory or require_memory(model).no_memory(len(x)))
+                kept_structure, kept_tensors = flatten_batch(x, y)
             x = x if device is None else map_nest(lambda t: t.to(device), x)
-            captured = capture(model, model.inject(x), settings)
+            context = model.inject(x)
+            captured = capture(model, context, settings)
             _require_finite(captured.tensors["residual"], done - 1)
+            if memory is not None:
+                # As it is kept: a run that goes on after a kill knows no other.
+                rounded = map_state(lambda t: t.to(settings.dtype).to(t.dtype), captured.endpoint)
+                memory = require_memory(model).remember(rounded, context)
             state = {"tuple": captured.is_tuple, "tensors": len(captured.tensors) - 1}
             # Copies, since a loader may reuse its memory, and safetensors refuses two views of one.
-            inputs = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-            writer.keep({**structure, "state": state}, inputs | captured.tensors)
+            inputs = {n: t.to("cpu", copy=True).contiguous() for n, t in kept_tensors.items()}
+            writer.keep({**kept_structure, "state": state}, inputs | captured.tensors)
         writer.count(structure, tensors)
         if progress is not None:
             progress(done, total)
     writer.close()
+
+
+def _memory_left(model: EquilibriumModel, writer: _Writer) -> Memory:
+    """What the last batch of the finished shards leaves behind; nothing where there is none."""
+    if not writer.finished:
+        return ()
+    device = _device_of(model)
+    finished = TrajectoryStore(writer.folder, writer.manifest, verify=True)
+    last = finished[len(finished) - 1]
+    context = model.inject(last.x if device is None else map_nest(lambda t: t.to(device), last.x))
+    # In the model's own precision, which may be other than the store's.
+    z = map_state(lambda kept, own: kept.to(own), last.endpoint, model.start(context))
+    return require_memory(model).remember(z, context)
+
+
+def _require_tokens(x: Any, index: int) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"batch {index}: with carried=True an input is a tensor of tokens (B, L), to which record adds the "
+            f"memory, not a {type(x).__name__}"
+        )
 
 
 def _require_finite(residual: Tensor, index: int) -> None:

@@ -208,6 +208,12 @@ class TrajectoryBatch:
         """The same batch on a device, its states in a dtype."""
         return TrajectoryBatch(self._store, self.index, self._rows, device, dtype)
 
+    def before(self) -> TrajectoryBatch | None:
+        """The batch recorded before this one, of the same rows; None for the first."""
+        if self.index == 0:
+            return None
+        return TrajectoryBatch(self._store, self.index - 1, self._rows, self._device, self._dtype)
+
     def part(self, rank: int, world: int) -> TrajectoryBatch:
         """The `rank`-th of `world` equal runs of samples, for data-parallel training.
 

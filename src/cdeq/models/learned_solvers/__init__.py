@@ -1,5 +1,6 @@
 """Learned solvers: small networks that start and mix the iterates of a frozen teacher."""
 
+from cdeq.models.learned_solvers.hyperdeq import ConvolutionalStart, HyperDEQ
 from cdeq.models.learned_solvers.ignn_solver import IGNNSolver
 from cdeq.models.learned_solvers.mixing import (
     LearnedSolver,
@@ -11,6 +12,8 @@ from cdeq.models.learned_solvers.mixing import (
 )
 
 __all__ = [
+    "ConvolutionalStart",
+    "HyperDEQ",
     "IGNNSolver",
     "LearnedSolver",
     "MixingNetwork",

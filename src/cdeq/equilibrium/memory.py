@@ -1,0 +1,45 @@
+"""Long inputs in pieces: a model with memory sees each piece together with what it kept of those before it.
+
+Such a model has, beside the four methods, `remember(z, context)`: the memory that a state leaves behind, a tuple of
+tensors with the batch axis first, detached; and `no_memory(batch)`, what stands for it before the first piece. Its
+input is a `Segment`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from cdeq.equilibrium.contract import Context
+from cdeq.equilibrium.states import State
+
+Memory = tuple[Tensor, ...]
+
+
+class Segment(NamedTuple):
+    """A piece of a long input, tokens (B, L) say, and the memory of those before it; empty at the beginning."""
+
+    tokens: Tensor
+    memory: Memory = ()
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """What a model with memory has beside the four methods."""
+
+    def remember(self, z: State, context: Context) -> Memory:
+        """The memory that a state leaves for the next segment."""
+
+    def no_memory(self, batch: int) -> Memory:
+        """The memory before the first segment of `batch` texts: the same tensors, of no tokens."""
+
+
+def require_memory(model: Any) -> Remembering:
+    """The model itself; refuses one that cannot remember."""
+    if not isinstance(model, Remembering):
+        raise TypeError(
+            f"{type(model).__name__} has no memory: write remember(z, context) and no_memory(batch), "
+            "which give a tuple of tensors"
+        )
+    return model

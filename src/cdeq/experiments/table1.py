@@ -1,0 +1,327 @@
+"""Table 1 of the paper: word-level language modelling, implicit and explicit, at 1, 2, 4, 8 and 12 evaluations.
+
+The work is cut into pieces, a model each: trained and scored on the whole test text, each with its own memory, in
+processes of their own if so asked. At the end all models are timed in one process, in turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from cdeq.equilibrium.memory import Segment
+from cdeq.experiments.cells import Cells
+from cdeq.experiments.compare import (
+    Equilibria,
+    Explicit,
+    Method,
+    Quality,
+    explicit_row,
+    learned_solver_method,
+    method_rows,
+    method_seconds,
+    parameter_count,
+    solver_method,
+    student_method,
+)
+from cdeq.experiments.metrics import perplexity
+from cdeq.experiments.options import ExperimentError, Options
+from cdeq.experiments.results import (
+    Results,
+    Row,
+    TeacherResult,
+    current_command,
+    current_commit,
+    current_hardware,
+)
+from cdeq.experiments.table1_claims import write_table1
+from cdeq.experiments.text_models import (
+    RECIPES,
+    Teacher,
+    TextCell,
+    few_step_model,
+    recorded,
+    trained_explicit,
+    trained_hyperdeq,
+    trained_student,
+    trained_teacher,
+)
+from cdeq.experiments.text_plans import EXPLICIT, SCALES
+from cdeq.experiments.text_quality import (
+    Segments,
+    explicit_text_score,
+    text_quality,
+    text_reference,
+)
+from cdeq.experiments.workers import worked
+from cdeq.solvers import Anderson, Broyden, Picard, Solver
+
+SHOWN = (1, 2, 4, 8, 12)
+"""Evaluations at which every method is scored."""
+SOLVED = (1, 2, 3, 4, 6, 8, 10, 12)
+"""Those of the plain solvers: closer, so that the moment they reach the converged perplexity is known better."""
+SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
+STARS = "equilibria.safetensors"
+VOCABULARY = "vocabulary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One model to train and score: `kind` with a seed, or a number of steps it is made for."""
+
+    cell: TextCell
+    kind: str
+    seed: int = 0
+    steps: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique among the pieces of a table."""
+        return self.kind + (f" {self.steps}" if self.steps else "") + f" seed {self.seed}"
+
+
+def pieces_of(cell: TextCell) -> tuple[list[Piece], list[Piece]]:
+    """The pieces that need nothing, the teacher first; and those that need the teacher."""
+    first = [Piece(cell=cell, kind=kind) for kind in ("teacher", *EXPLICIT)]
+    second = [Piece(cell=cell, kind=name) for name in SOLVERS]
+    for seed in range(cell.options.seeds):
+        second += [Piece(cell=cell, kind=kind, seed=seed) for kind in ("hyperdeq", *RECIPES)]
+    second += [Piece(cell=cell, kind="few_step", steps=k) for k in SHOWN]
+    return first, second
+
+
+def counts_of(kind: str) -> tuple[int, ...]:
+    """Evaluations at which a kind of method is scored."""
+    return SOLVED if kind in SOLVERS else SHOWN
+
+
+def test_segments(cell: TextCell) -> Segments:
+    """The whole test text."""
+    return list(cell.plan.streams(cell.corpus.test))
+
+
+def scored(piece: Piece) -> dict[str, Any]:
+    """What a piece found, now or before, as plain JSON."""
+    cell = piece.cell
+    config = {
+        "plan": cell.plan,
+        "kind": piece.kind,
+        "seed": piece.seed,
+        "steps": piece.steps,
+        "counts": counts_of(piece.kind),
+        "recipe": RECIPES.get(piece.kind),
+    }
+    name = f"{cell.plan.name}-score-{piece.kind}"
+    return Cells(cell.options.runs).result(name, config, partial(_scored, piece))
+
+
+def _scored(piece: Piece) -> dict[str, Any]:
+    cell = piece.cell
+    work = {"teacher": _score_teacher} | dict.fromkeys(EXPLICIT, _score_explicit)
+    found = work.get(piece.kind, _score_method)(piece)
+    cell.say(f"{piece.name} done")
+    return {
+        **found,
+        "commit": current_commit(),
+        "command": current_command(),
+        "hardware": current_hardware(),
+    }
+
+
+def _score_teacher(piece: Piece) -> dict[str, Any]:
+    """The converged teacher on the test text, its states kept; and what students learn from, recorded."""
+    cell = piece.cell
+    teacher, training = trained_teacher(cell)
+    for mode in ("endpoint", "full"):
+        recorded(cell, teacher, mode)
+    known, timed = text_reference(teacher, test_segments(cell), perplexity())
+    states = {f"{i:06d}": z for i, z in enumerate(known.states) if isinstance(z, Tensor)}
+    memory = {f"memory.{i}": part.contiguous() for i, part in enumerate(timed.memory)}
+    save_file(
+        {**states, **memory, "tokens": timed.tokens.contiguous()}, cell.place("teacher") / STARS
+    )
+    return {
+        "metric": known.metric,
+        "steps": known.steps,
+        "residual": known.residual,
+        "parameters": parameter_count(teacher),
+        "seconds": training.seconds,
+    }
+
+
+def _score_explicit(piece: Piece) -> dict[str, Any]:
+    model, training = trained_explicit(piece.cell, piece.kind)
+    score = explicit_text_score(model, test_segments(piece.cell), perplexity())
+    return {"metric": score, "seconds": training.seconds}
+
+
+def _score_method(piece: Piece) -> dict[str, Any]:
+    cell = piece.cell
+    segments, metric = test_segments(cell), perplexity()
+    method, model, seconds = made(piece)
+    own = method.own or Equilibria(model=model, stars=_stars(cell)[0])
+    with cell.bar(f"score {piece.name}") as bar:
+        progress = None if bar is None else lambda done, total: bar(done, total, {})
+        counts = method.counts or counts_of(piece.kind)
+        found = text_quality(method, own.model, segments, own.stars, metric, counts, progress)
+    return {"scores": {k: asdict(quality) for k, quality in found.items()}, "seconds": seconds}
+
+
+def made(piece: Piece, *, stars: bool = True) -> tuple[Method, Teacher, float | None]:
+    """The method of a piece, trained; the teacher whose equilibrium it seeks; and the seconds it took to train.
+
+    Without `stars` a model of its own is not solved on the test text, which timing has no use for.
+    """
+    cell = piece.cell
+    if piece.kind == "few_step":
+        assert piece.steps is not None
+        model, training = few_step_model(cell, piece.steps)
+        known = text_reference(model, test_segments(cell), perplexity())[0].states if stars else []
+        own = Equilibria(model=model, stars=known)
+        fields: dict[str, Any] = {"own": own, "counts": (piece.steps,), "label": "few_step"}
+        return solver_method(model, Picard(), **fields), model, training.seconds
+    teacher, _ = trained_teacher(cell)
+    if piece.kind in SOLVERS:
+        return solver_method(teacher, SOLVERS[piece.kind]), teacher, None
+    if piece.kind == "hyperdeq":
+        solver, training = trained_hyperdeq(cell, teacher, piece.seed)
+        return learned_solver_method(teacher, solver), teacher, training.seconds
+    student, training = trained_student(cell, teacher, piece.kind, piece.seed)
+    return student_method(student), teacher, training.seconds
+
+
+def _stars(cell: TextCell) -> tuple[list[Any], Segment]:
+    """The converged teacher's states on the test text, and the segment to time on."""
+    kept = load_file(cell.place("teacher") / STARS)
+    memory = tuple(kept[name] for name in sorted(kept) if name.startswith("memory."))
+    states = [kept[name] for name in sorted(kept) if name.isdigit()]
+    return states, Segment(kept["tokens"], memory)
+
+
+def with_scoring(method: Method, model: Teacher, targets: Tensor) -> Method:
+    """The method with the words' likelihood in its output: what a perplexity takes, from tokens to a number."""
+
+    def output(x: Any, steps: int) -> Tensor:
+        return model.words.nll(method.output(x, steps), targets)
+
+    return replace(method, output=output)
+
+
+def explicit_method(model: nn.Module, targets: Tensor) -> Explicit:
+    """An explicit model on a segment whose memory is its own; timed with a memory as it would have."""
+    held: list[Any] = []
+
+    def output(x: Segment) -> Tensor:
+        if not held:
+            held.append(model(x.tokens, None)[1])
+        features, _ = model(x.tokens, held[0])
+        return model.words.nll(features, targets)  # type: ignore[union-attr, operator]
+
+    return Explicit(output=output, parameters=parameter_count(model))
+
+
+def timed_rows(cell: TextCell, found: dict[str, dict[str, Any]]) -> list[Row]:
+    """All methods timed on one segment of the test text, in turns, and joined with their scores."""
+    first, second = pieces_of(cell)
+    x = _stars(cell)[1]
+    targets = x.tokens  # as good as the next words: their likelihood takes as long
+    teacher, _ = trained_teacher(cell)
+    methods: dict[str, Method] = {}
+    for piece in second:
+        method, model, _ = made(piece, stars=False)
+        counts = method.counts or counts_of(piece.kind)
+        methods[piece.name] = with_scoring(replace(method, counts=counts), model, targets)
+    explicit = {
+        piece.name: explicit_method(trained_explicit(cell, piece.kind)[0], targets)
+        for piece in first
+        if piece.kind != "teacher"
+    }
+    with torch.no_grad():
+        seconds = method_seconds(methods, teacher, x, SOLVED, explicit=explicit, repeats=5)
+    rows: list[Row] = []
+    for piece in second:
+        score = {int(k): Quality(**q) for k, q in found[piece.name]["scores"].items()}
+        method = replace(methods[piece.name], label=methods[piece.name].label or piece.kind)
+        rows += method_rows(
+            piece.name,
+            method,
+            score,
+            seconds,
+            dataset=cell.plan.title,
+            seed=piece.seed,
+            train_seconds=found[piece.name]["seconds"],
+        )
+    for piece in first:
+        if piece.name in explicit:
+            row = explicit_row(
+                piece.name,
+                explicit[piece.name],
+                found[piece.name]["metric"],
+                seconds,
+                dataset=cell.plan.title,
+                seed=piece.seed,
+                train_seconds=found[piece.name]["seconds"],
+            )
+            rows.append(replace(row, method=piece.kind))
+    return rows
+
+
+def table1(options: Options) -> Results:
+    """Language modelling; table1.json, table1.md and table1.png, and the student as a folder to generate from."""
+    plan = SCALES[options.scale]
+    if options.only:
+        raise ExperimentError("table1 has one text a scale: --only has no meaning")
+    plan.require(options.data)
+    cell = TextCell(plan=plan, options=options)
+    found: dict[str, dict[str, Any]] = {}
+    for stage in pieces_of(cell):
+        work = stage
+        if options.jobs > 1:
+            quiet = TextCell(plan=plan, options=options.quiet())
+            work = [replace(piece, cell=quiet) for piece in stage]
+        for piece, score in zip(stage, worked(scored, work, options), strict=True):
+            found[piece.name] = score
+            if options.jobs > 1:
+                cell.say(f"{piece.name} done")
+    rows = timed_rows(cell, found)
+    about = found["teacher seed 0"]
+    teacher = TeacherResult(
+        dataset=plan.title,
+        name="DEQ-Transformer",
+        parameters=about["parameters"],
+        metric_name=perplexity().name,
+        metric=about["metric"],
+        higher_is_better=False,
+        steps=about["steps"],
+        residual=about["residual"],
+        train_seconds=about["seconds"],
+    )
+    results = Results(
+        experiment="table1",
+        scale=options.scale,
+        commit=" and ".join(dict.fromkeys(score["commit"] for score in found.values())),
+        command=" and ".join(dict.fromkeys(score["command"] for score in found.values())),
+        hardware=current_hardware(),
+        teachers=(teacher,),
+        rows=tuple(rows),
+    )
+    write_table1(results, options.out)
+    cell.say(f"the student is in {keep_student(cell)}: see cdeq generate --help")
+    return results
+
+
+def keep_student(cell: TextCell) -> Path:
+    """The anchored student of seed 0 with its words, as a folder."""
+    folder = cell.options.runs.parent / "models" / cell.plan.name
+    if not (folder / VOCABULARY).exists():
+        teacher, _ = trained_teacher(cell)
+        student, _ = trained_student(cell, teacher, "anchored", 0)
+        student.save(folder)
+        cell.corpus.vocabulary.to_json(folder / VOCABULARY)
+    return folder

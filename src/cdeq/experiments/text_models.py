@@ -1,0 +1,301 @@
+"""The models of a text: trained, resumed where they were cut short, and timed; each in a folder of its own."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdeq.consistency.distill import distill
+from cdeq.consistency.recipes import Recipe, recipe_named
+from cdeq.consistency.student import Student
+from cdeq.data.text import Corpus, Streams
+from cdeq.equilibrium.memory import Memory, Segment
+from cdeq.experiments.cells import Cells
+from cdeq.experiments.options import Options
+from cdeq.experiments.provenance import Training
+from cdeq.experiments.text_plans import CHECKPOINT_EVERY, TextPlan
+from cdeq.experiments.train import timed
+from cdeq.gradients import Phantom, Unrolled
+from cdeq.models.learned_solvers import (
+    ConvolutionalStart,
+    HyperDEQ,
+    SolverLossWeights,
+    SolverObjective,
+)
+from cdeq.solvers import Picard
+from cdeq.training.log import Progress, ProgressBar
+from cdeq.training.loop import FitConfig, fit
+from cdeq.training.segments import CarriedMemory, ExplicitTextObjective, full_memory
+from cdeq.training.teach import TeachConfig, teach
+from cdeq.trajectories import TrajectoryStore, record
+
+Teacher = Any
+"""A DEQTransformer: an equilibrium model whose state is one tensor, with `words`, `loss` and memory."""
+
+PHANTOM_STEPS = 5
+"""Evaluations that a few-step model's gradient reaches back through."""
+SOLVER_DEPTH = 6
+RECORD_STEPS = {"endpoint": 40, "full": 30}
+"""Budget of a recorded solve: to its tolerance, or of all its states."""
+
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "paper": ("paper", {}),
+    "anchored": ("anchored", {"memory": "own"}),
+    "anchored_teacher_memory": ("anchored", {}),
+}
+"""Each student's recipe, and the fields of it that are changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCell:
+    """A text with its plan, and the folders of what is trained on it."""
+
+    plan: TextPlan
+    options: Options
+
+    def place(self, name: str, config: dict[str, Any] | None = None) -> Path:
+        """The folder of one training."""
+        whole = {"plan": self.plan, **(config or {})}
+        return Cells(self.options.runs).place(f"{self.plan.name}-{name}", whole)
+
+    def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
+        shown = f"{self.plan.title}: {title}"
+        return ProgressBar(shown) if self.options.progress else nullcontext()
+
+    def say(self, what: str) -> None:
+        self.options.say(f"{self.plan.title}: {what}")
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return self.plan.load(self.options.data, self.options.runs / "texts")
+
+    @cached_property
+    def training_streams(self) -> Streams:
+        return self.plan.streams(self.corpus.train)
+
+    def batch_at(self, update: int) -> tuple[Tensor, Tensor]:
+        """The segments of the training text, one after another, again and again."""
+        return self.training_streams.segment(update % len(self.training_streams))
+
+
+# Equilibrium models.
+
+
+def pretrained(cell: TextCell) -> tuple[Teacher, Training]:
+    """The teacher as a shallow model, which every equilibrium model begins from."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = cell.plan.build(cell.corpus)
+    training = _taught(cell, model, cell.plan.pretraining, cell.place("pretrain"), "pre-train")
+    return model, training
+
+
+def trained_teacher(cell: TextCell) -> tuple[Teacher, Training]:
+    """The teacher at its equilibrium; its training includes the shallow one."""
+    return _continued(cell, cell.plan.teaching, cell.place("teacher"), "DEQ")
+
+
+def few_step_model(cell: TextCell, steps: int) -> tuple[Teacher, Training]:
+    """A model trained to be good after `steps` Picard steps, with the phantom gradient of the last five.
+
+    Up to five steps that gradient reaches back to the start: it is the unrolled one.
+    """
+    plan = cell.plan
+    gradient: Any = Unrolled(steps=steps)
+    if steps > PHANTOM_STEPS:
+        gradient = Phantom(steps=PHANTOM_STEPS, damping=1.0)
+    before = max(steps - PHANTOM_STEPS, 1)
+    config = replace(
+        plan.teaching,
+        fit=replace(plan.teaching.fit, updates=plan.few, warmup=min(plan.warmup, plan.few // 4)),
+        solver=Picard(),
+        gradient=gradient,
+        tol=0.0,
+        depths=(before, before),
+        penalty=0.0,
+    )
+    return _continued(cell, config, cell.place("few_step", {"steps": steps}), f"{steps} steps")
+
+
+def _continued(
+    cell: TextCell, config: TeachConfig, folder: Path, title: str
+) -> tuple[Teacher, Training]:
+    """The pre-trained model, trained on; the seconds of both."""
+    model, before = pretrained(cell)
+    training = _taught(cell, model, config, folder, title)
+    return model.requires_grad_(False), _with(training, before.seconds)
+
+
+def _taught(
+    cell: TextCell, model: Teacher, config: TeachConfig, folder: Path, title: str
+) -> Training:
+    def left(memory: Memory) -> Memory:
+        with torch.no_grad():
+            context = model.inject(Segment(cell.batch_at(0)[0], memory))
+            return model.remember(model.start(context), context)
+
+    carried = CarriedMemory(full_memory(left), len(cell.training_streams))
+
+    def run(tick: Progress) -> None:
+        teach(
+            model,
+            cell.batch_at,
+            config,
+            task_loss=model.loss,
+            carried=carried,
+            folder=folder,
+            identity={"teach": repr(config), "model": model.config},
+            progress=tick,
+        )
+
+    with cell.bar(title) as bar:
+        return timed(folder, bar, run)
+
+
+# What is made from the teacher.
+
+
+def recorded(cell: TextCell, teacher: Teacher, mode: str) -> tuple[TrajectoryStore, float]:
+    """The teacher's equilibria, or all its states, on the first segments of the training text; and the seconds."""
+    folder = cell.place("teacher") / f"trajectories-{mode}"
+    segments = min(cell.plan.recorded, len(cell.training_streams))
+
+    def work() -> dict[str, float]:
+        began = time.perf_counter()
+        with cell.bar(f"record ({mode})") as bar:
+            record(
+                teacher,
+                [cell.batch_at(i) for i in range(segments)],
+                folder,
+                max_steps=RECORD_STEPS[mode],
+                mode=mode,
+                carried=True,
+                progress=bar,
+            )
+        return {"seconds": time.perf_counter() - began}
+
+    took = Cells(cell.options.runs).result(
+        f"{cell.plan.name}-record", {"plan": cell.plan, "mode": mode}, work
+    )
+    return TrajectoryStore.open(folder), took["seconds"]
+
+
+def student_recipe(name: str) -> Recipe:
+    base, changes = RECIPES[name]
+    return recipe_named(base, **changes)
+
+
+def trained_student(
+    cell: TextCell, teacher: Teacher, name: str, seed: int
+) -> tuple[Student, Training]:
+    """A student by one of `RECIPES`; its training includes the recording of what it learns from."""
+    plan, recipe = cell.plan, student_recipe(name)
+    store, before = recorded(cell, teacher, recipe.store_mode)
+    rate = plan.paper_rate if recipe.name == "paper" else plan.student_rate
+    config = FitConfig(
+        updates=plan.students,
+        learning_rate=rate,
+        warmup=plan.students // 20,
+        checkpoint_every=CHECKPOINT_EVERY,
+    )
+    folder = cell.place(name, {"recipe": recipe, "fit": config, "seed": seed})
+    students: list[Student] = []
+
+    def run(tick: Progress) -> None:
+        students.append(
+            distill(
+                teacher,
+                store,
+                recipe=recipe,
+                fit_config=config,
+                folder=folder,
+                task_loss=teacher.loss,
+                seed=seed,
+                progress=cell.options.progress,
+            )
+        )
+
+    training = timed(folder, None, run)
+    return students[0], _with(training, before)
+
+
+def trained_hyperdeq(cell: TextCell, teacher: Teacher, seed: int) -> tuple[HyperDEQ, Training]:
+    """HyperDEQ for the teacher, on the equilibria that its students learn from."""
+    plan = cell.plan
+    store, before = recorded(cell, teacher, "endpoint")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        width_in = teacher.injection.out_features
+        start = ConvolutionalStart(width_in=width_in, width=plan.width)
+        solver = HyperDEQ(width=plan.width, initial=start)
+    config = FitConfig(
+        updates=plan.solvers, learning_rate=plan.student_rate, checkpoint_every=CHECKPOINT_EVERY
+    )
+    folder = cell.place("hyperdeq", {"fit": config, "seed": seed})
+    with cell.bar(f"HyperDEQ, seed {seed}") as bar:
+        training = timed(
+            folder,
+            bar,
+            lambda tick: fit(
+                SolverObjective(
+                    solver, teacher, SOLVER_DEPTH, SolverLossWeights(anneal=plan.solvers)
+                ).train(),
+                lambda update: store[update % len(store)],
+                config,
+                folder=folder,
+                identity={"solver": solver.config, "depth": SOLVER_DEPTH, "seed": seed},
+                progress=tick,
+            ),
+        )
+    return solver.eval().requires_grad_(False), _with(training, before)
+
+
+def _with(training: Training, seconds: float | None) -> Training:
+    """A training together with what was done before it."""
+    known = training.seconds is not None and seconds is not None
+    return replace(training, seconds=(training.seconds or 0) + (seconds or 0) if known else None)
+
+
+# Explicit models.
+
+
+def trained_explicit(cell: TextCell, name: str) -> tuple[nn.Module, Training]:
+    """An explicit language model, trained on the same text with the same vocabulary and dropout."""
+    plan = cell.plan
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = plan.build_explicit(name, cell.corpus)
+
+    def left(memory: Memory) -> Memory:
+        with torch.no_grad():
+            return model(cell.batch_at(0)[0], memory or None)[1]
+
+    config = FitConfig(
+        updates=plan.explicit[name],
+        learning_rate=plan.explicit_rate,
+        warmup=min(plan.warmup, plan.explicit[name] // 4),
+        checkpoint_every=CHECKPOINT_EVERY,
+    )
+    carried = CarriedMemory(full_memory(left), len(cell.training_streams))
+    folder = cell.place(name, {"fit": config})
+    with cell.bar(name) as bar:
+        training = timed(
+            folder,
+            bar,
+            lambda tick: fit(
+                ExplicitTextObjective(model, carried, seed=0).train(),
+                cell.batch_at,
+                config,
+                folder=folder,
+                identity={"model": name, "config": model.config},
+                progress=tick,
+            ),
+        )
+    return model.eval().requires_grad_(False), training

@@ -1,0 +1,227 @@
+"""Language modelling as plans: which text, which model, how everything is trained at each scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cdeq.data.embedded import pydoc_words
+from cdeq.data.text import Corpus, Streams
+from cdeq.data.text_sets import load_text, require_text_files
+from cdeq.gradients import Phantom
+from cdeq.models.text.convolutional import TCN, GatedConvNet
+from cdeq.models.text.deq_transformer import DEQTransformer
+from cdeq.models.text.recurrent import QRNN
+from cdeq.models.text.transformer_xl import TransformerXL
+from cdeq.solvers import Anderson
+from cdeq.training.loop import FitConfig
+from cdeq.training.teach import TeachConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPlan:
+    """Everything that is chosen for one text; settings were chosen on its validation split.
+
+    A teacher is pre-trained as `pretrain_depth` unrolled steps for `pretrain` updates, then trained at its
+    equilibrium for `updates`. `few` updates of a few-step model begin where the pre-training ended. `recorded`
+    segments of the training text are distilled from; `students` and `solvers` are updates of students and HyperDEQ.
+    """
+
+    name: str
+    title: str
+    width: int = 128
+    heads: int = 4
+    inner: int = 1024
+    memory: int = 64
+    cutoffs: tuple[int, ...] = (1000, 5000, 15000)
+    divisor: int = 2
+    dropout: float = 0.05
+    keep: float = 1.0
+    direct: bool = True
+
+    batch: int = 16
+    length: int = 64
+    pretrain: int = 2000
+    pretrain_depth: int = 3
+    pretrain_rate: float = 2e-3
+    updates: int = 900
+    learning_rate: float = 1e-3
+    depths: tuple[int, int] = (8, 20)
+    phantom: int = 3
+    penalty: float = 0.1
+    warmup: int = 100
+
+    recorded: int = 64
+    students: int = 200
+    student_rate: float = 3e-3
+    paper_rate: float = 1e-3
+    solvers: int = 150
+    few: int = 300
+    explicit: dict[str, int] = field(default_factory=dict)
+    """Updates of each explicit model: about as many as the teacher's time allows."""
+    bodies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Sizes of an explicit model, where not its own default."""
+    explicit_rate: float = 2e-3
+
+    def require(self, folder: Path | None) -> None:
+        """Refuse, by name, a text whose files are not there; nothing is read."""
+        if self.name not in EMBEDDED:
+            require_text_files(self.name, folder)
+
+    def load(self, folder: Path | None, cache: Path | None) -> Corpus:
+        return (
+            EMBEDDED[self.name]() if self.name in EMBEDDED else load_text(self.name, folder, cache)
+        )
+
+    def streams(self, tokens: Any) -> Streams:
+        return Streams(tokens, self.batch, self.length)
+
+    def build(self, corpus: Corpus) -> DEQTransformer:
+        """The untrained teacher."""
+        return DEQTransformer(
+            heads=self.heads,
+            inner=self.inner,
+            memory=self.memory,
+            keep=self.keep,
+            direct=self.direct,
+            **self._words(corpus),
+        )
+
+    def build_explicit(self, name: str, corpus: Corpus) -> nn.Module:
+        """An untrained explicit model of about the teacher's size."""
+        return EXPLICIT[name](**{**self._words(corpus), **self.bodies.get(name, {})})
+
+    def _words(self, corpus: Corpus) -> dict[str, Any]:
+        """What all models of a text share."""
+        return {
+            "vocabulary": len(corpus.vocabulary),
+            "width": self.width,
+            "cutoffs": self.cutoffs,
+            "divisor": self.divisor,
+            "dropout": self.dropout,
+        }
+
+    @property
+    def pretraining(self) -> TeachConfig:
+        """Shallow: `pretrain_depth` steps, unrolled."""
+        fit = FitConfig(
+            updates=self.pretrain,
+            learning_rate=self.pretrain_rate,
+            warmup=min(self.warmup, self.pretrain // 4),
+            final_fraction=0.3,
+            checkpoint_every=CHECKPOINT_EVERY,
+        )
+        return TeachConfig(fit=fit, pretrain=self.pretrain, pretrain_depth=self.pretrain_depth)
+
+    @property
+    def teaching(self) -> TeachConfig:
+        """At the equilibrium, solved to a depth that is drawn anew for each update."""
+        fit = FitConfig(
+            updates=self.updates,
+            learning_rate=self.learning_rate,
+            warmup=min(self.warmup, self.updates // 4),
+            checkpoint_every=CHECKPOINT_EVERY,
+        )
+        return TeachConfig(
+            fit=fit,
+            solver=Anderson(),
+            gradient=Phantom(steps=self.phantom, damping=1.0),
+            tol=1e-3,
+            depths=self.depths,
+            penalty=self.penalty,
+        )
+
+
+CHECKPOINT_EVERY = 200
+
+EXPLICIT: dict[str, type[nn.Module]] = {
+    "tcn": TCN,
+    "gcnn": GatedConvNet,
+    "awd_qrnn": QRNN,
+    "transformer_xl": TransformerXL,
+}
+
+
+@lru_cache(maxsize=1)
+def _manual() -> Corpus:
+    return pydoc_words()
+
+
+EMBEDDED: dict[str, Callable[[], Corpus]] = {"manual": _manual}
+"""Texts that need no files."""
+
+
+SCALES: dict[str, TextPlan] = {
+    "tiny": TextPlan(
+        name="manual",
+        title="Python manual (words)",
+        width=32,
+        heads=2,
+        inner=64,
+        memory=16,
+        length=16,
+        cutoffs=(200, 1000),
+        pretrain=60,
+        updates=40,
+        recorded=16,
+        students=40,
+        solvers=20,
+        few=20,
+        warmup=10,
+        explicit=dict.fromkeys(EXPLICIT, 60),
+        bodies={
+            "tcn": {"channels": 32, "levels": 2},
+            "gcnn": {"channels": 32, "levels": 1},
+            "awd_qrnn": {"channels": 48, "layers": 2},
+            "transformer_xl": {"heads": 2, "inner": 64, "layers": 2, "memory": 16},
+        },
+    ),
+    "small": TextPlan(
+        name="wikitext-2",
+        title="WikiText-2",
+        explicit=dict.fromkeys(EXPLICIT, 3000),
+    ),
+    "paper": TextPlan(
+        name="wikitext-103",
+        title="WikiText-103",
+        width=700,
+        heads=10,
+        inner=48_000,
+        memory=150,
+        cutoffs=(20_000, 40_000, 200_000),
+        divisor=4,
+        keep=1.0,
+        direct=False,
+        batch=56,
+        length=150,
+        pretrain=32_000,
+        pretrain_depth=2,
+        pretrain_rate=2.5e-4,
+        updates=268_000,
+        learning_rate=2.5e-4,
+        depths=(25, 35),
+        phantom=5,
+        penalty=0.0,
+        warmup=16_000,
+        recorded=2_000,
+        students=20_000,
+        student_rate=3e-4,
+        paper_rate=3e-4,
+        solvers=10_000,
+        few=50_000,
+        explicit=dict.fromkeys(EXPLICIT, 300_000),
+        bodies={
+            "tcn": {"channels": 700, "levels": 8},
+            "gcnn": {"channels": 900, "levels": 6},
+            "awd_qrnn": {"channels": 2500, "layers": 4},
+            "transformer_xl": {"heads": 10, "inner": 2800, "layers": 16, "memory": 150},
+        },
+        explicit_rate=2.5e-4,
+    ),
+}
+"""The text of each scale. The model of `paper` is DEQ-Transformer as published: 10 heads of 70, 98M weights."""

@@ -1,0 +1,227 @@
+"""DEQ-Transformer (Bai et al. 2019): a transformer of one block, applied until nothing changes, with memory.
+
+Shapes: B texts, L tokens, M tokens of memory (0 at the start of a text), K = M + L, D width, H heads, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+from cdeq.equilibrium.memory import Memory, Segment
+from cdeq.models.text.adaptive import AdaptiveVocabulary
+from cdeq.models.text.relative import relative_attention, sinusoids
+
+
+class SegmentContext(NamedTuple):
+    """All that a step needs of a segment.
+
+    `injection` (B, L, 3 D or 4 D): added to queries, keys and values, and to the residual stream. `keys`, `values`
+    (B, H, M, E) of the memory; `positions` (H, K, E), the keys of distances. `attention_mask` (B, 1, D) and
+    `inner_mask` (B, 1, inner): dropout, one for the whole solve; None outside training. `memory` is the segment's.
+    """
+
+    injection: Tensor
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    attention_mask: Tensor | None
+    inner_mask: Tensor | None
+    memory: Memory
+
+
+class DEQTransformer(nn.Module):
+    """y = LN(keep z + r + O attention(W [z_mem; z] + u)), f = LN(y + W2 relu(W1 y)).
+
+    u = Linear(embedding) is added to queries, keys and values. Layer norms have no weights; all products of the
+    block have normalised weights. Two choices are not DEQ-Transformer's: `keep` below 1 damps the map, and
+    `direct` injects the embedding into the residual stream too (r above; 0 without it). Together they make a
+    small model settle in tens of steps.
+
+    Keys and values of the memory and keys of distances do not change during a solve: `inject` makes them.
+    `memory` is how many tokens are remembered. The readout gives features (B, L, D), which `words.nll` scores
+    against the next tokens and `words.log_probabilities` turns into a distribution.
+    """
+
+    batched = True
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        width: int = 128,
+        heads: int = 4,
+        inner: int = 768,
+        memory: int = 64,
+        cutoffs: Iterable[int] = (),
+        divisor: int = 4,
+        dropout: float = 0.0,
+        keep: float = 1.0,
+        direct: bool = False,
+    ):
+        super().__init__()
+        if min(heads, inner) < 1:
+            raise ValueError(f"heads and inner must be at least 1, not {heads} and {inner}")
+        if width % (2 * heads):
+            raise ValueError(f"width must be a multiple of 2 * heads = {2 * heads}, not {width}")
+        if memory < 0:
+            raise ValueError(f"memory must not be negative, not {memory}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), not {dropout}")
+        self.config: dict[str, Any] = {
+            "vocabulary": vocabulary,
+            "width": width,
+            "heads": heads,
+            "inner": inner,
+            "memory": memory,
+            "cutoffs": list(cutoffs),
+            "divisor": divisor,
+            "dropout": dropout,
+            "keep": keep,
+            "direct": direct,
+        }
+        self.width, self.heads, self.inner = width, heads, inner
+        self.memory, self.dropout, self.keep, self.direct = memory, dropout, keep, direct
+        self.words = AdaptiveVocabulary(
+            vocabulary=vocabulary,
+            width=width,
+            cutoffs=tuple(self.config["cutoffs"]),
+            divisor=divisor,
+        )
+        self.injection = nn.Linear(width, (4 if direct else 3) * width)
+        self.qkv = weight_norm(nn.Linear(width, 3 * width, bias=False))
+        self.positions = weight_norm(nn.Linear(width, width, bias=False))
+        self.content_bias = nn.Parameter(torch.zeros(heads, width // heads))
+        self.position_bias = nn.Parameter(torch.zeros(heads, width // heads))
+        self.out = weight_norm(nn.Linear(width, width, bias=False))
+        self.expand = weight_norm(nn.Linear(width, inner))
+        self.contract = weight_norm(nn.Linear(inner, width))
+
+    def inject(self, x: Segment | Tensor) -> SegmentContext:
+        """A segment, or tokens (B, L) alone, which are the beginning of a text."""
+        tokens, memory = x if isinstance(x, Segment) else Segment(x)
+        state, remembered = self._checked(tokens, memory)
+        embedded = self.words.embed(tokens)
+        batch, length, width = embedded.shape
+        if self.training and self.dropout:
+            embedded = embedded * self._mask(batch, width, embedded)
+        u = self.injection(embedded)
+        keys, values = (
+            (F.linear(state, self.qkv.weight[width:]) + remembered)
+            .view(batch, -1, 2, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
+        encodings = sinusoids(
+            state.shape[1] + length, width, device=embedded.device, dtype=embedded.dtype
+        )
+        positions = self.positions(encodings).view(-1, self.heads, width // self.heads)
+        masks: tuple[Tensor | None, Tensor | None] = (None, None)
+        if self.training and self.dropout:
+            masks = (self._mask(batch, width, u), self._mask(batch, self.inner, u))
+        memory = (state, remembered)
+        return SegmentContext(u, keys, values, positions.transpose(0, 1), *masks, memory)
+
+    def _checked(self, tokens: Tensor, memory: Memory) -> Memory:
+        """The memory of a segment, or none; refuses one of other texts or of another model."""
+        if tokens.ndim != 2:
+            raise ValueError(f"tokens must be of shape (B, L), not {tuple(tokens.shape)}")
+        batch, width = len(tokens), self.width
+        if not memory:
+            return self.no_memory(batch)
+        given = [tuple(part.shape) for part in memory]
+        kept = given[0][1] if len(given[0]) == 3 else 0
+        if given != [(batch, kept, width), (batch, kept, 2 * width)]:
+            raise ValueError(
+                f"memory of shapes {given} is not of this model and {batch} texts: "
+                f"expected ({batch}, M, {width}) and ({batch}, M, {2 * width}), as `remember` gives it"
+            )
+        return memory
+
+    def no_memory(self, batch: int) -> Memory:
+        """The memory at the beginning of a text: states (B, 0, D) and injections (B, 0, 2 D)."""
+        like = self.content_bias
+        return like.new_zeros(batch, 0, self.width), like.new_zeros(batch, 0, 2 * self.width)
+
+    def _mask(self, batch: int, width: int, like: Tensor) -> Tensor:
+        """Variational dropout: what is dropped is dropped for all tokens of a text (Gal & Ghahramani 2016)."""
+        return F.dropout(like.new_ones(batch, 1, width), self.dropout)
+
+    def start(self, context: SegmentContext) -> Tensor:
+        return torch.zeros_like(context.injection[..., : self.width])
+
+    def step(self, z: Tensor, context: SegmentContext) -> Tensor:
+        batch, length, width = z.shape
+        u = context.injection[..., : 3 * width]
+        q, k, v = (
+            (self.qkv(z) + u)
+            .view(batch, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
+        attended = relative_attention(
+            q,
+            torch.cat((context.keys, k), dim=2),
+            torch.cat((context.values, v), dim=2),
+            context.positions,
+            self.content_bias,
+            self.position_bias,
+        )
+        attended = self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        if context.attention_mask is not None:
+            attended = attended * context.attention_mask
+        if self.direct:
+            attended = attended + context.injection[..., 3 * width :]
+        y = F.layer_norm(torch.add(attended, z, alpha=self.keep), (width,))
+        hidden = F.relu(self.expand(y))
+        if context.inner_mask is not None:
+            hidden = hidden * context.inner_mask
+        return F.layer_norm(y + self.contract(hidden), (width,))
+
+    def readout(self, z: Tensor, context: SegmentContext) -> Tensor:
+        """Features of the next words, (B, L, D), for `words.nll` or `words.log_probabilities`."""
+        return z
+
+    def loss(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Mean negative log-likelihood of the targets (B, L) that are not negative."""
+        counted = (targets >= 0).sum().clamp_min(1)
+        return self.words.nll(features, targets).sum() / counted
+
+    @torch.no_grad()
+    def remember(self, z: Tensor, context: SegmentContext) -> Memory:
+        """The last M states (B, M, D), and what the input added to their keys and values (B, M, 2 D)."""
+        state, remembered = context.memory
+        injected = context.injection[..., self.width : 3 * self.width]
+        whole = (torch.cat((state, z), dim=1), torch.cat((remembered, injected), dim=1))
+        first = max(whole[0].shape[1] - self.memory, 0)
+        return tuple(part[:, first:].detach().contiguous() for part in whole)
+
+    def start_network(self) -> nn.Module:
+        """A causal convolution over the injection."""
+        return SegmentStart(self.width)
+
+
+class SegmentStart(nn.Module):
+    """s(u) = W gelu(conv(u)): a convolution over a token's injection and those of the `kernel` - 1 before it.
+
+    Zero before training. The injection of the tokens before the segment is not known in whole: zeros stand for it.
+    """
+
+    def __init__(self, width: int, kernel: int = 3):
+        super().__init__()
+        self.width, self.kernel = width, kernel
+        self.mix = nn.Linear(kernel * width, width)
+        self.out = nn.Linear(width, width)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, context: SegmentContext) -> Tensor:
+        u = context.injection[..., -self.width :]
+        length = u.shape[-2]
+        padded = F.pad(u, (0, 0, self.kernel - 1, 0))
+        # The convolution as one matrix product: on CPU faster than Conv1d with its transposes.
+        windows = [padded[..., i : i + length, :] for i in range(self.kernel)]
+        return self.out(F.gelu(self.mix(torch.cat(windows, dim=-1))))

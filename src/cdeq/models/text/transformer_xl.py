@@ -1,0 +1,133 @@
+"""An explicit language model with attention over the segments before its own: Transformer-XL.
+
+Shapes: B streams, L tokens, M tokens of memory, K = M + L, D width, H heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cdeq.models.text.adaptive import AdaptiveVocabulary
+from cdeq.models.text.relative import relative_attention, sinusoids
+
+
+class TransformerXL(nn.Module):
+    """y = LN(h + O attention(h, [memory; h])), h' = LN(y + W2 relu(W1 y)) in each layer (Dai et al. 2019).
+
+    Attention is by content and by distance, over the tokens of the segment so far and the last `memory` before it.
+    A layer's memory is its input at those tokens: it grows from nothing to `memory` tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        width: int = 128,
+        heads: int = 4,
+        inner: int = 192,
+        layers: int = 3,
+        memory: int = 64,
+        cutoffs: tuple[int, ...] = (),
+        divisor: int = 4,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if min(heads, inner, layers) < 1 or memory < 0:
+            raise ValueError(
+                "heads, inner and layers must be at least 1 and memory at least 0, "
+                f"not {heads}, {inner}, {layers} and {memory}"
+            )
+        if width % heads or width % 2:
+            raise ValueError(f"width must be even and a multiple of heads = {heads}, not {width}")
+        self.config: dict[str, Any] = {
+            "vocabulary": vocabulary,
+            "width": width,
+            "heads": heads,
+            "inner": inner,
+            "layers": layers,
+            "memory": memory,
+            "cutoffs": tuple(cutoffs),
+            "divisor": divisor,
+            "dropout": dropout,
+        }
+        self.width, self.memory = width, memory
+        self.words = AdaptiveVocabulary(
+            vocabulary=vocabulary, width=width, cutoffs=cutoffs, divisor=divisor
+        )
+        self.blocks = nn.ModuleList(_Block(width, heads, inner, dropout) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, tokens: Tensor, memory: tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
+        h = self.dropout(self.words.embed(tokens))
+        if memory is None:
+            memory = (h.new_zeros(h.shape[0], 0, self.width),) * len(self.blocks)
+        self._check(h.shape[0], memory)
+        keys = memory[0].shape[1] + h.shape[1]
+        distances = self.dropout(sinusoids(keys, self.width, device=h.device, dtype=h.dtype))
+        kept = []
+        for block, before in zip(self.blocks, memory, strict=True):
+            known = torch.cat((before, h), dim=1)
+            kept.append(known[:, max(0, keys - self.memory) :].detach())
+            h = block(h, known, distances)
+        return self.dropout(h), tuple(kept)
+
+    def _check(self, batch: int, memory: tuple[Tensor, ...]) -> None:
+        given = [tuple(before.shape) for before in memory]
+        length = given[0][1] if given and len(given[0]) == 3 else 0
+        if given != [(batch, length, self.width)] * len(self.blocks):
+            raise ValueError(
+                f"memory of shapes {given} is not of this model and {batch} streams: "
+                f"expected {len(self.blocks)} of ({batch}, any, {self.width})"
+            )
+
+
+class _Block(nn.Module):
+    """Relative attention and a feed-forward network, each with its norm after the sum."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float):
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.position = nn.Linear(width, width, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(heads, width // heads))
+        self.position_bias = nn.Parameter(torch.zeros(heads, width // heads))
+        self.out = nn.Linear(width, width, bias=False)
+        self.attention_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, inner)
+        self.contract = nn.Linear(inner, width)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        for layer in (
+            self.query,
+            self.key_value,
+            self.position,
+            self.out,
+            self.expand,
+            self.contract,
+        ):
+            # Smaller weights leave the embedding almost as it was, and tied to it the model would begin
+            # by predicting the word it has just read.
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+
+    def forward(self, h: Tensor, known: Tensor, distances: Tensor) -> Tensor:
+        """h (B, L, D), known (B, K, D), distances (K, D) to (B, L, D)."""
+        q = self._split(self.query(h))
+        k, v = (self._split(part) for part in self.key_value(known).chunk(2, dim=-1))
+        r = self._split(self.position(distances))
+        attended = relative_attention(q, k, v, r, self.content_bias, self.position_bias)
+        attended = self.out(attended.transpose(-2, -3).flatten(-2))
+        y = self.attention_norm(h + self.dropout(attended))
+        hidden = self.dropout(F.relu(self.expand(y)))
+        return self.norm(y + self.dropout(self.contract(hidden)))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(..., K, D) to (..., H, K, D / H)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
