@@ -1,11 +1,17 @@
-"""The command line: `cdeq demo`, `cdeq reproduce`. Here arguments are read, the seed is set and lines are printed."""
+"""The command line: `cdeq demo`, `cdeq reproduce`, `cdeq generate`.
+
+Here arguments are read, the seed is set and lines are printed.
+"""
 
 from __future__ import annotations
 
 import importlib
+import io
+import math
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -68,10 +74,10 @@ class Reproduce:
     Work that was done before is not done again; a run cut short goes on where it was.
     """
 
-    experiment: tyro.conf.Positional[Literal["table3", "inductive"]]
-    """Which: table3 (node classification), inductive (unseen nodes)."""
+    experiment: tyro.conf.Positional[Literal["table1", "table3", "inductive"]]
+    """Which: table1 (language modelling), table3 (node classification), inductive (unseen nodes)."""
     scale: Literal["tiny", "small", "paper"] = "small"
-    """tiny: embedded data, a minute; small: real graphs, about an hour on two cores; paper: for GPUs."""
+    """tiny: embedded data, a minute; small: real data, one to two hours on two cores; paper: for GPUs."""
     data_dir: Path | None = None
     """Where the data sets are; default: the environment variable CDEQ_DATA, then the user's cache folder."""
     out: Path | None = None
@@ -83,7 +89,7 @@ class Reproduce:
     only: tuple[str, ...] = ()
     """Names of data sets, to run these alone."""
     jobs: int = 1
-    """How many data sets and seeds are worked on at a time, each in a process of its own."""
+    """How many pieces of work (a data set and seed, a model) are done at a time, each in a process of its own."""
     threads: int | None = None
     """Threads to compute with, of each process; default: as many as torch chooses, shared out."""
 
@@ -92,6 +98,46 @@ class Reproduce:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    """Write text with a language model and with its student, word by word, and show how fast each is.
+
+    The teacher solves for its equilibrium at every word, the student takes a few steps. All draw with the same
+    random numbers, so that their texts can be compared. <unk>, which stands for rare words, is never drawn.
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """A saved student of a language model with its vocabulary.json; `cdeq reproduce table1` says where it keeps one."""
+    prompt: str = ""
+    """How the text begins, words separated by spaces; without it, at the beginning of a line."""
+    tokens: int = 60
+    """How many words to write; the end of a line counts as one."""
+    steps: tuple[int, ...] = (1, 2)
+    """Steps that the student takes for a word; a text is written for each."""
+    tolerance: float = 1e-3
+    """Relative residual to which the teacher is solved."""
+    temperature: float = 1.0
+    """Below 1 likely words become likelier; 0 always takes the likeliest."""
+    top: int = 40
+    """Draw among so many of the likeliest words."""
+    seed: int = 0
+    """Seed of the random numbers."""
+    threads: int | None = None
+    """Threads to compute with; default: as many as torch chooses."""
+    json: Path | None = None
+    """Also write the texts and measurements to this file."""
+
+    def __post_init__(self) -> None:
+        from cdeq.experiments.generate import check_drawing
+
+        check_drawing(tokens=self.tokens, temperature=self.temperature, top=self.top)
+        for name, value in (("threads", self.threads), *(("steps", k) for k in self.steps)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if not 0 < self.tolerance < math.inf:
+            raise ValueError(f"tolerance must be above 0, not {self.tolerance}")
 
 
 def check_extras(task: str) -> None:
@@ -135,9 +181,10 @@ def demo(options: Demo) -> int:
 
 
 def reproduce(options: Reproduce) -> int:
-    for module, extra in (("matplotlib", "demo"), ("torch_geometric", "graphs")):
+    graphs = options.experiment != "table1"
+    for module, extra in (("matplotlib", "demo"), *([("torch_geometric", "graphs")] * graphs)):
         _require(module, module, f"{options.experiment} needs", extra)
-    if options.scale == "tiny":
+    if options.scale == "tiny" and graphs:
         _require("sklearn", "scikit-learn", "the tiny scale needs", "demo")
     from cdeq.experiments.options import Options
     from cdeq.experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
@@ -163,26 +210,99 @@ def reproduce(options: Reproduce) -> int:
             say=lambda line: console.print(line, highlight=False),
         )
     )
+    counts = TABLE_COUNTS[options.experiment]
     for dataset in results.datasets:
-        console.print(
-            results_table(results, dataset, ("metric", "distance", "seconds"), TABLE_COUNTS)
-        )
+        console.print(results_table(results, dataset, ("metric", "distance", "seconds"), counts))
     console.print(
         f"{time.perf_counter() - began:.0f} seconds in all. Read {out / options.experiment}.md"
     )
     return 0
 
 
+def generate(options: Generate) -> int:
+    try:
+        return _generate(options)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def _generate(options: Generate) -> int:
+    from cdeq.experiments import generate as texts
+    from cdeq.experiments.results import write_measurements
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # words that the terminal has no letters for
+    student, teacher, vocabulary = texts.load_text_student(options.folder)
+    prompt, unknown = texts.prompt_tokens(vocabulary, options.prompt)
+    if unknown:
+        words = ", ".join(texts.shown(word) for word in unknown)
+        print(f"cdeq: not in the vocabulary, read as <unk>: {words}", file=sys.stderr)
+
+    def write(advance: texts.Advance, tokens: int) -> Iterator[texts.Generated]:
+        return texts.generate(
+            advance,
+            teacher,
+            prompt,
+            tokens=tokens,
+            temperature=options.temperature,
+            top=options.top,
+            excluded=texts.never_drawn(vocabulary),
+            generator=torch.Generator().manual_seed(options.seed),
+        )
+
+    methods: dict[int | None, texts.Advance] = {
+        None: texts.teacher_advance(teacher, tol=options.tolerance)
+    }
+    methods |= {k: texts.student_advance(student, k) for k in options.steps}
+    for advance in methods.values():
+        list(write(advance, 2))  # the first words of a process are slow
+    console = Console() if Console().is_terminal else Console(width=100)
+    writings = []
+    for steps, advance in methods.items():
+        console.rule(texts.method_name(steps), align="left")
+        drawn = []
+        given = prompt.tolist() if options.prompt.strip() else []
+        _print_words(texts.shown(vocabulary.words[token]) for token in given)
+        for one in write(advance, options.tokens):
+            drawn.append(one)
+            _print_words([texts.shown(vocabulary.words[one.token])])
+        print("\n")
+        writings.append(texts.Writing.of(steps, drawn))
+    console.print(texts.writings_table(writings))
+    if writings[0].unconverged:
+        console.print(
+            f"At {writings[0].unconverged} of {options.tokens} tokens the teacher did not reach "
+            f"a residual of {options.tolerance:g}."
+        )
+    if options.json is not None:
+        about = asdict(options)
+        about = {name: about[name] for name in about if name not in ("folder", "json", "threads")}
+        rows = [one.row(writings[0], vocabulary) for one in writings]
+        write_measurements(options.json, rows, folder=str(options.folder), **about)
+    return 0
+
+
+def _print_words(words: Iterable[str]) -> None:
+    """Words as soon as they are known, so that the speed can be seen."""
+    for word in words:
+        print(word, end="" if word == "\n" else " ", flush=True)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the `cdeq` command."""
     try:
         options = tyro.extras.subcommand_cli_from_dict(
-            {"demo": Demo, "reproduce": Reproduce},
+            {"demo": Demo, "reproduce": Reproduce, "generate": Generate},
             prog="cdeq",
             description="Deep equilibrium models in a few evaluations.",
             args=arguments,
         )
-        return demo(options) if isinstance(options, Demo) else reproduce(options)
+        if isinstance(options, Demo):
+            return demo(options)
+        return generate(options) if isinstance(options, Generate) else reproduce(options)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130

@@ -51,7 +51,7 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Equilibria:
-    """A model and its equilibria on the test batches."""
+    """A model and its equilibria on the test batches, where they are known."""
 
     model: EquilibriumModel
     stars: list[State]
@@ -161,7 +161,7 @@ class Quality:
     """Scores of one method at one step count, averaged over samples."""
 
     metric: float
-    distance: float
+    distance: float | None
     residual: float
 
 

@@ -23,9 +23,9 @@ NOTES = (
     "Picard, Anderson and Broyden solve the DEQ-Transformer that HyperDEQ, Paper and Anchored accelerate. Distance is "
     "to the states of the converged teacher, which met its own memory: it holds what wrong memory adds.",
     "Few-step is a separate DEQ-Transformer for each number of evaluations, trained on from the same shallow "
-    "pre-training as the teacher, with the phantom gradient; its distance is to its own equilibrium.",
+    "pre-training as the teacher, with the phantom gradient. It seeks no equilibrium of the teacher's: no distance.",
     "Anchored, teacher's memory: the same student distilled on the memory that the converged teacher leaves, which it "
-    "never meets in use.",
+    "never meets in use; one seed.",
     "Anderson, Broyden, HyperDEQ and Paper (its two-point Anderson) choose one set of mixing weights for a whole "
     "segment, so that an early token's state hears a little of later tokens: short of convergence their perplexity is "
     "not strictly causal. Picard, Few-step and Anchored are.",
@@ -50,7 +50,7 @@ def claims(results: Results) -> list[str]:
             _speed_line(results, dataset, found),
             _cost_line(results, dataset, found),
             _explicit_line(results, dataset, found),
-            _memory_line(found),
+            _memory_line(results, dataset),
         ]
     return [f"- {line}" for line in lines if line]
 
@@ -150,16 +150,18 @@ def _explicit_line(results: Results, dataset: str, found: dict[str, list[Point]]
     return f"Explicit models: {', '.join(parts)}; the converged teacher, {goal:.1f}, {verdict}."
 
 
-def _memory_line(found: dict[str, list[Point]]) -> str:
+def _memory_line(results: Results, dataset: str) -> str:
+    """Both students of one seed: the other has no more."""
+    rows = {(r.method, r.steps): r.metric for r in results.rows_of(dataset) if r.seed == 0}
     parts = []
     for k in SHOWN:
-        own, other = _at(found, "anchored", k), _at(found, "anchored_teacher_memory", k)
-        if own and other and own.metric is not None and other.metric is not None:
-            parts.append(f"{other.metric - own.metric:+.2f} at {k}")
+        own, other = rows.get(("anchored", k)), rows.get(("anchored_teacher_memory", k))
+        if own is not None and other is not None:
+            parts.append(f"{other - own:+.2f} at {k}")
     if not parts:
         return ""
     return (
-        "What distilling on the teacher's memory costs a student that meets its own, in perplexity: "
+        "What distilling on the teacher's memory costs a student that meets its own, in perplexity (seed 0): "
         + ", ".join(parts)
         + "."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -61,9 +62,14 @@ class TextCell:
     options: Options
 
     def place(self, name: str, config: dict[str, Any] | None = None) -> Path:
-        """The folder of one training."""
-        whole = {"plan": self.plan, **(config or {})}
+        """The folder of one training; `config` is what it depends on beside the text and the teacher."""
+        whole = {"plan": self.plan.base, **(config or {})}
         return Cells(self.options.runs).place(f"{self.plan.name}-{name}", whole)
+
+    def result(self, name: str, config: dict[str, Any], work: Callable[[], Any]) -> Any:
+        """What `work()` gives, now or before; `config` as for `place`."""
+        whole = {"plan": self.plan.base, **config}
+        return Cells(self.options.runs).result(f"{self.plan.name}-{name}", whole, work)
 
     def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
         shown = f"{self.plan.title}: {title}"
@@ -121,7 +127,13 @@ def few_step_model(cell: TextCell, steps: int) -> tuple[Teacher, Training]:
         depths=(before, before),
         penalty=0.0,
     )
-    return _continued(cell, config, cell.place("few_step", {"steps": steps}), f"{steps} steps")
+    folder = cell.place("few_step", few_step_config(plan, steps))
+    return _continued(cell, config, folder, f"{steps} steps")
+
+
+def few_step_config(plan: TextPlan, steps: int) -> dict[str, Any]:
+    """What a few-step model depends on beside the teacher's pre-training."""
+    return {"steps": steps, "updates": plan.few}
 
 
 def _continued(
@@ -164,8 +176,8 @@ def _taught(
 
 def recorded(cell: TextCell, teacher: Teacher, mode: str) -> tuple[TrajectoryStore, float]:
     """The teacher's equilibria, or all its states, on the first segments of the training text; and the seconds."""
-    folder = cell.place("teacher") / f"trajectories-{mode}"
     segments = min(cell.plan.recorded, len(cell.training_streams))
+    folder = cell.place("record", {"mode": mode, "segments": segments}) / "trajectories"
 
     def work() -> dict[str, float]:
         began = time.perf_counter()
@@ -181,9 +193,7 @@ def recorded(cell: TextCell, teacher: Teacher, mode: str) -> tuple[TrajectorySto
             )
         return {"seconds": time.perf_counter() - began}
 
-    took = Cells(cell.options.runs).result(
-        f"{cell.plan.name}-record", {"plan": cell.plan, "mode": mode}, work
-    )
+    took = cell.result("record", {"mode": mode, "segments": segments}, work)
     return TrajectoryStore.open(folder), took["seconds"]
 
 
@@ -192,20 +202,27 @@ def student_recipe(name: str) -> Recipe:
     return recipe_named(base, **changes)
 
 
+def student_config(plan: TextPlan, name: str, seed: int) -> dict[str, Any]:
+    """What a student depends on beside the teacher."""
+    published = name == "paper"
+    updates = plan.papers if published else plan.students
+    fit_config = FitConfig(
+        updates=updates,
+        learning_rate=plan.paper_rate if published else plan.student_rate,
+        warmup=updates // 20,
+        checkpoint_every=CHECKPOINT_EVERY,
+    )
+    recipe = student_recipe(name)
+    return {"recipe": recipe, "fit": fit_config, "segments": plan.recorded, "seed": seed}
+
+
 def trained_student(
     cell: TextCell, teacher: Teacher, name: str, seed: int
 ) -> tuple[Student, Training]:
     """A student by one of `RECIPES`; its training includes the recording of what it learns from."""
-    plan, recipe = cell.plan, student_recipe(name)
-    store, before = recorded(cell, teacher, recipe.store_mode)
-    rate = plan.paper_rate if recipe.name == "paper" else plan.student_rate
-    config = FitConfig(
-        updates=plan.students,
-        learning_rate=rate,
-        warmup=plan.students // 20,
-        checkpoint_every=CHECKPOINT_EVERY,
-    )
-    folder = cell.place(name, {"recipe": recipe, "fit": config, "seed": seed})
+    config = student_config(cell.plan, name, seed)
+    store, before = recorded(cell, teacher, config["recipe"].store_mode)
+    folder = cell.place(name, config)
     students: list[Student] = []
 
     def run(tick: Progress) -> None:
@@ -213,8 +230,8 @@ def trained_student(
             distill(
                 teacher,
                 store,
-                recipe=recipe,
-                fit_config=config,
+                recipe=config["recipe"],
+                fit_config=config["fit"],
                 folder=folder,
                 task_loss=teacher.loss,
                 seed=seed,
@@ -226,6 +243,14 @@ def trained_student(
     return students[0], _with(training, before)
 
 
+def hyperdeq_config(plan: TextPlan, seed: int) -> dict[str, Any]:
+    """What HyperDEQ depends on beside the teacher."""
+    fit_config = FitConfig(
+        updates=plan.solvers, learning_rate=plan.student_rate, checkpoint_every=CHECKPOINT_EVERY
+    )
+    return {"fit": fit_config, "segments": plan.recorded, "seed": seed}
+
+
 def trained_hyperdeq(cell: TextCell, teacher: Teacher, seed: int) -> tuple[HyperDEQ, Training]:
     """HyperDEQ for the teacher, on the equilibria that its students learn from."""
     plan = cell.plan
@@ -235,10 +260,8 @@ def trained_hyperdeq(cell: TextCell, teacher: Teacher, seed: int) -> tuple[Hyper
         width_in = teacher.injection.out_features
         start = ConvolutionalStart(width_in=width_in, width=plan.width)
         solver = HyperDEQ(width=plan.width, initial=start)
-    config = FitConfig(
-        updates=plan.solvers, learning_rate=plan.student_rate, checkpoint_every=CHECKPOINT_EVERY
-    )
-    folder = cell.place("hyperdeq", {"fit": config, "seed": seed})
+    config = hyperdeq_config(plan, seed)
+    folder = cell.place("hyperdeq", config)
     with cell.bar(f"HyperDEQ, seed {seed}") as bar:
         training = timed(
             folder,
@@ -248,7 +271,7 @@ def trained_hyperdeq(cell: TextCell, teacher: Teacher, seed: int) -> tuple[Hyper
                     solver, teacher, SOLVER_DEPTH, SolverLossWeights(anneal=plan.solvers)
                 ).train(),
                 lambda update: store[update % len(store)],
-                config,
+                config["fit"],
                 folder=folder,
                 identity={"solver": solver.config, "depth": SOLVER_DEPTH, "seed": seed},
                 progress=tick,
@@ -266,6 +289,17 @@ def _with(training: Training, seconds: float | None) -> Training:
 # Explicit models.
 
 
+def explicit_config(plan: TextPlan, name: str) -> dict[str, Any]:
+    """What an explicit model depends on beside the text."""
+    fit_config = FitConfig(
+        updates=plan.explicit[name],
+        learning_rate=plan.explicit_rate,
+        warmup=min(plan.warmup, plan.explicit[name] // 4),
+        checkpoint_every=CHECKPOINT_EVERY,
+    )
+    return {"fit": fit_config, "body": plan.bodies.get(name, {})}
+
+
 def trained_explicit(cell: TextCell, name: str) -> tuple[nn.Module, Training]:
     """An explicit language model, trained on the same text with the same vocabulary and dropout."""
     plan = cell.plan
@@ -277,14 +311,9 @@ def trained_explicit(cell: TextCell, name: str) -> tuple[nn.Module, Training]:
         with torch.no_grad():
             return model(cell.batch_at(0)[0], memory or None)[1]
 
-    config = FitConfig(
-        updates=plan.explicit[name],
-        learning_rate=plan.explicit_rate,
-        warmup=min(plan.warmup, plan.explicit[name] // 4),
-        checkpoint_every=CHECKPOINT_EVERY,
-    )
+    config = explicit_config(plan, name)
     carried = CarriedMemory(full_memory(left), len(cell.training_streams))
-    folder = cell.place(name, {"fit": config})
+    folder = cell.place(name, config)
     with cell.bar(name) as bar:
         training = timed(
             folder,
@@ -292,7 +321,7 @@ def trained_explicit(cell: TextCell, name: str) -> tuple[nn.Module, Training]:
             lambda tick: fit(
                 ExplicitTextObjective(model, carried, seed=0).train(),
                 cell.batch_at,
-                config,
+                config["fit"],
                 folder=folder,
                 identity={"model": name, "config": model.config},
                 progress=tick,

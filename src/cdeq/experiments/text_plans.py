@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ class TextPlan:
 
     A teacher is pre-trained as `pretrain_depth` unrolled steps for `pretrain` updates, then trained at its
     equilibrium for `updates`. `few` updates of a few-step model begin where the pre-training ended. `recorded`
-    segments of the training text are distilled from; `students` and `solvers` are updates of students and HyperDEQ.
+    segments of the training text are distilled from; `students`, `papers` and `solvers` are updates of students, of
+    those by the published recipe, whose update is one evaluation or two, and of HyperDEQ.
     """
 
     name: str
@@ -42,14 +43,14 @@ class TextPlan:
     divisor: int = 2
     dropout: float = 0.05
     keep: float = 1.0
-    direct: bool = True
+    direct: bool = False
 
     batch: int = 16
     length: int = 64
-    pretrain: int = 2000
+    pretrain: int = 1600
     pretrain_depth: int = 3
     pretrain_rate: float = 2e-3
-    updates: int = 900
+    updates: int = 700
     learning_rate: float = 1e-3
     depths: tuple[int, int] = (8, 20)
     phantom: int = 3
@@ -57,7 +58,8 @@ class TextPlan:
     warmup: int = 100
 
     recorded: int = 64
-    students: int = 200
+    students: int = 120
+    papers: int = 350
     student_rate: float = 3e-3
     paper_rate: float = 1e-3
     solvers: int = 150
@@ -67,6 +69,11 @@ class TextPlan:
     bodies: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Sizes of an explicit model, where not its own default."""
     explicit_rate: float = 2e-3
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The fields that the text and its teacher depend on; changing others does not train the teacher anew."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in LATER}
 
     def require(self, folder: Path | None) -> None:
         """Refuse, by name, a text whose files are not there; nothing is read."""
@@ -137,6 +144,13 @@ class TextPlan:
         )
 
 
+LATER = frozenset(
+    (
+        *("recorded", "students", "student_rate", "papers", "paper_rate", "solvers", "few"),
+        *("explicit", "bodies", "explicit_rate"),
+    )
+)
+"""Fields of a plan that the teacher does not depend on."""
 CHECKPOINT_EVERY = 200
 
 EXPLICIT: dict[str, type[nn.Module]] = {
@@ -170,6 +184,7 @@ SCALES: dict[str, TextPlan] = {
         updates=40,
         recorded=16,
         students=40,
+        papers=40,
         solvers=20,
         few=20,
         warmup=10,
@@ -184,7 +199,8 @@ SCALES: dict[str, TextPlan] = {
     "small": TextPlan(
         name="wikitext-2",
         title="WikiText-2",
-        explicit=dict.fromkeys(EXPLICIT, 3000),
+        # By the time of an update: together about as long as the teacher.
+        explicit={"tcn": 2500, "gcnn": 5600, "awd_qrnn": 5500, "transformer_xl": 3500},
     ),
     "paper": TextPlan(
         name="wikitext-103",
@@ -195,8 +211,6 @@ SCALES: dict[str, TextPlan] = {
         memory=150,
         cutoffs=(20_000, 40_000, 200_000),
         divisor=4,
-        keep=1.0,
-        direct=False,
         batch=56,
         length=150,
         pretrain=32_000,
@@ -210,6 +224,7 @@ SCALES: dict[str, TextPlan] = {
         warmup=16_000,
         recorded=2_000,
         students=20_000,
+        papers=60_000,
         student_rate=3e-4,
         paper_rate=3e-4,
         solvers=10_000,

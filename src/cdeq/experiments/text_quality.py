@@ -68,12 +68,12 @@ def text_quality(
     method: Method,
     model: EquilibriumModel,
     segments: Segments,
-    stars: list[State],
+    stars: list[State] | None,
     metric: Metric,
     counts: tuple[int, ...],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[int, Quality]:
-    """Perplexity and distance to the converged model's states, read once for each number of steps.
+    """Perplexity and distance to the converged model's states, if they are known, read once for each number of steps.
 
     The residual is that of the last segment alone: elsewhere it would cost a step more.
     """
@@ -82,17 +82,19 @@ def text_quality(
     for number, k in enumerate(counts):
         memory: Memory = ()
         parts, distances = [], []
-        for place, ((tokens, targets), star) in enumerate(zip(segments, stars, strict=True)):
+        for place, (tokens, targets) in enumerate(segments):
             x = Segment(tokens, memory)
             context = model.inject(x)
             *_, z = method.states(x, k)
             parts.append(score_part(model, model.readout(z, context), targets))
-            distances.append(relative_distance(z, star, batched))
+            if stars is not None:
+                distances.append(relative_distance(z, stars[place], batched))
             memory = remembering.remember(z, context)
             if progress is not None:
                 progress(number * len(segments) + place + 1, len(counts) * len(segments))
         residual = relative_distance(model.step(z, context), z, batched).mean()
-        found[k] = Quality(metric.score(parts), float(torch.cat(distances).mean()), float(residual))
+        distance = float(torch.cat(distances).mean()) if distances else None
+        found[k] = Quality(metric.score(parts), distance, float(residual))
     return found
 
 

@@ -115,6 +115,8 @@ def teach(
     A model that offers `project()` is projected back onto its well-posed set after each update.
     """
     check_contract(model)
+    if carried is not None:
+        require_memory(model)
     project = getattr(model, "project", None)
     model.train()
     fit(

@@ -205,9 +205,9 @@ class DEQTransformer(nn.Module):
 
 
 class SegmentStart(nn.Module):
-    """s(u) = W gelu(conv(u)): a convolution over a token's injection and those of the `kernel` - 1 before it.
+    """s(u) = W gelu(conv(u)): a convolution over what the input adds to the values of a token and of those before it.
 
-    Zero before training. The injection of the tokens before the segment is not known in whole: zeros stand for it.
+    Zero before training. The memory has what was added to earlier tokens, so that a text cut anywhere starts alike.
     """
 
     def __init__(self, width: int, kernel: int = 3):
@@ -219,9 +219,10 @@ class SegmentStart(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, context: SegmentContext) -> Tensor:
-        u = context.injection[..., -self.width :]
-        length = u.shape[-2]
-        padded = F.pad(u, (0, 0, self.kernel - 1, 0))
+        u = context.injection[..., 2 * self.width : 3 * self.width]
+        past, length = self.kernel - 1, u.shape[-2]
+        before = context.memory[1][:, -past:, self.width :] if past else u[:, :0]
+        known = F.pad(torch.cat((before, u), dim=1), (0, 0, past - before.shape[1], 0))
         # The convolution as one matrix product: on CPU faster than Conv1d with its transposes.
-        windows = [padded[..., i : i + length, :] for i in range(self.kernel)]
+        windows = [known[:, i : i + length] for i in range(self.kernel)]
         return self.out(F.gelu(self.mix(torch.cat(windows, dim=-1))))
