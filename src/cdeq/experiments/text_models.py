@@ -43,6 +43,8 @@ Teacher = Any
 PHANTOM_STEPS = 5
 """Evaluations that a few-step model's gradient reaches back through."""
 SOLVER_DEPTH = 6
+SAVED = "student"
+"""The folder of a finished student, inside that of its training."""
 RECORD_STEPS = {"endpoint": 40, "full": 30}
 """Budget of a recorded solve: to its tolerance, or of all its states."""
 
@@ -223,10 +225,9 @@ def trained_student(
     config = student_config(cell.plan, name, seed)
     store, before = recorded(cell, teacher, config["recipe"].store_mode)
     folder = cell.place(name, config)
-    students: list[Student] = []
 
     def run(tick: Progress) -> None:
-        students.append(
+        if not (folder / SAVED).exists():
             distill(
                 teacher,
                 store,
@@ -236,11 +237,10 @@ def trained_student(
                 task_loss=teacher.loss,
                 seed=seed,
                 progress=cell.options.progress,
-            )
-        )
+            ).save(folder / SAVED)
 
     training = timed(folder, None, run)
-    return students[0], _with(training, before)
+    return Student.load(folder / SAVED), _with(training, before)
 
 
 def hyperdeq_config(plan: TextPlan, seed: int) -> dict[str, Any]:

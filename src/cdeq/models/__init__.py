@@ -5,15 +5,17 @@ from torch import nn
 from cdeq.models.graph.eignn import EIGNN
 from cdeq.models.graph.ignn import IGNN
 from cdeq.models.graph.mignn import MIGNN
+from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
 
 MODELS: dict[str, type[nn.Module]] = {
     "ConvDEQ": ConvDEQ,
+    "DEQTransformer": DEQTransformer,
     "EIGNN": EIGNN,
     "IGNN": IGNN,
     "MIGNN": MIGNN,
     "TransformerDEQ": TransformerDEQ,
 }
 
-__all__ = ["EIGNN", "IGNN", "MIGNN", "MODELS", "ConvDEQ", "TransformerDEQ"]
+__all__ = ["EIGNN", "IGNN", "MIGNN", "MODELS", "ConvDEQ", "DEQTransformer", "TransformerDEQ"]

@@ -1,0 +1,368 @@
+"""Language modelling as an experiment: scores with memory, the pieces of Table 1, its claims, one run as a user."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from cdeq import cli
+from cdeq.data.text import Corpus, Streams, Vocabulary
+from cdeq.equilibrium.memory import Segment
+from cdeq.experiments import table1, text_plans
+from cdeq.experiments.compare import solver_method
+from cdeq.experiments.metrics import perplexity
+from cdeq.experiments.options import ExperimentError, Options
+from cdeq.experiments.paper_table import gap_closed
+from cdeq.experiments.results import Results, Row, TeacherResult
+from cdeq.experiments.table1_claims import claims
+from cdeq.experiments.text_models import RECIPES, TextCell, student_config, trained_teacher
+from cdeq.experiments.text_plans import EXPLICIT, LATER, SCALES, TextPlan
+from cdeq.experiments.text_quality import explicit_text_score, text_quality, text_reference
+from cdeq.models.text.deq_transformer import DEQTransformer
+from cdeq.models.text.recurrent import QRNN
+from cdeq.solvers import Anderson, Picard, solve_model
+
+WORDS = [f"w{i}" for i in range(30)]
+
+
+def corpus(tokens=150):
+    """A text in which a word mostly follows the one before it in the alphabet."""
+    draw = torch.Generator().manual_seed(0)
+    steps = 1 + (torch.rand(3 * tokens, generator=draw) < 0.2).long()
+    places = (steps.cumsum(0) % len(WORDS)).split(tokens)
+    lines = [[" ".join(WORDS[i] for i in part.tolist())] for part in places]
+    vocabulary = Vocabulary.of(lines[0])
+    return Corpus("steps", vocabulary, *(vocabulary.encode(part) for part in lines))
+
+
+PLAN = TextPlan(
+    name="steps",
+    title="Steps",
+    width=8,
+    heads=2,
+    inner=16,
+    memory=6,
+    cutoffs=(10,),
+    batch=3,
+    length=5,
+    pretrain=8,
+    updates=6,
+    depths=(4, 6),
+    warmup=2,
+    recorded=4,
+    students=4,
+    papers=4,
+    solvers=4,
+    few=3,
+    explicit=dict.fromkeys(EXPLICIT, 4),
+    bodies={
+        "tcn": {"channels": 8, "levels": 1},
+        "gcnn": {"channels": 8, "levels": 1},
+        "awd_qrnn": {"channels": 8, "layers": 2},
+        "transformer_xl": {"heads": 2, "inner": 8, "layers": 1, "memory": 6},
+    },
+)
+
+
+@pytest.fixture(autouse=True)
+def _a_small_text(monkeypatch):
+    monkeypatch.setitem(text_plans.EMBEDDED, "steps", corpus)
+    monkeypatch.setitem(SCALES, "tiny", PLAN)
+
+
+def options(tmp_path, **fields):
+    usual = {
+        "scale": "tiny",
+        "data": tmp_path / "no-data",
+        "runs": tmp_path / "runs" / "cells",
+        "out": tmp_path / "out",
+        "seeds": 1,
+    }
+    return Options(**usual | fields)
+
+
+def teacher(**changes):
+    torch.manual_seed(1)
+    sizes = {"vocabulary": 32, "width": 8, "heads": 2, "inner": 16, "memory": 40, "keep": 0.5}
+    return DEQTransformer(**sizes | changes).double().eval()
+
+
+# Scores.
+
+
+@torch.no_grad()
+def test_a_text_in_segments_scores_as_the_whole_text():
+    tokens = corpus().test[:36]
+    segments = list(Streams(tokens, 1, 7))
+    model = teacher()
+    known, timed = text_reference(model, segments, perplexity())
+    context = model.inject(tokens[None, :-1])
+    z = solve_model(model, context, Anderson(), tol=1e-12, max_steps=300).state
+    nll = model.words.nll(z, tokens[None, 1:])
+    assert known.metric == pytest.approx(math.exp(float(nll.mean())), rel=1e-3)
+    assert timed.tokens.shape == (1, 7)
+    assert timed.memory[0].shape == (1, 28, 8)
+    assert torch.cat(known.states, 1).shape == z.shape
+
+
+@torch.no_grad()
+def test_each_count_meets_its_own_memory():
+    model, segments = teacher(), list(Streams(corpus().test[:46], 2, 6))
+    known, _ = text_reference(model, segments, perplexity())
+    method = solver_method(model, Picard())
+    seen = []
+    found = text_quality(
+        method,
+        model,
+        segments,
+        known.states,
+        perplexity(),
+        (1, 3, 60),
+        progress=lambda *a: seen.append(a),
+    )
+    memory, total, count, distances = (), 0.0, 0, []
+    for (tokens, targets), star in zip(segments, known.states, strict=True):
+        context = model.inject(Segment(tokens, memory))
+        z = model.start(context)
+        for _ in range(3):
+            z = model.step(z, context)
+        memory = model.remember(z, context)
+        total += float(model.words.nll(z, targets).sum())
+        count += int((targets >= 0).sum())
+        distances += [(a - b).norm() / b.norm() for a, b in zip(z, star, strict=True)]
+    assert count == 45
+    assert found[3].metric == pytest.approx(math.exp(total / count), rel=1e-9)
+    assert found[3].distance == pytest.approx(float(torch.stack(distances).mean()), rel=1e-6)
+    assert found[60].metric == pytest.approx(known.metric, rel=1e-3)
+    assert found[1].distance > found[3].distance > found[60].distance
+    assert seen[-1] == (3 * len(segments), 3 * len(segments))
+    assert text_quality(method, model, segments, None, perplexity(), (1,))[1].distance is None
+
+
+@torch.no_grad()
+def test_an_explicit_model_keeps_its_memory():
+    torch.manual_seed(0)
+    model, tokens = (
+        QRNN(vocabulary=32, width=8, channels=8, layers=2).double().eval(),
+        corpus().test,
+    )
+    whole = model.words.nll(model(tokens[None, :-1], None)[0], tokens[None, 1:]).mean()
+    for length in (7, 400):
+        score = explicit_text_score(model, list(Streams(tokens, 1, length)), perplexity())
+        assert score == pytest.approx(math.exp(float(whole)), rel=1e-9)
+
+
+# Plans and pieces.
+
+
+def test_a_teacher_depends_on_nothing_that_comes_after_it(tmp_path):
+    cell = TextCell(plan=PLAN, options=options(tmp_path))
+    names = {f.name for f in dataclasses.fields(TextPlan)}
+    assert names >= LATER
+    other = dataclasses.replace(PLAN, students=9, few=9, explicit={}, student_rate=1.0)
+    assert TextCell(plan=other, options=cell.options).place("teacher") == cell.place("teacher")
+    wider = dataclasses.replace(PLAN, width=12)
+    assert TextCell(plan=wider, options=cell.options).place("teacher") != cell.place("teacher")
+    assert student_config(other, "anchored", 0) != student_config(PLAN, "anchored", 0)
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_every_piece_of_every_scale_is_well_formed(scale, tmp_path):
+    cell = TextCell(plan=SCALES[scale], options=options(tmp_path, scale=scale, seeds=3))
+    first, second = table1.pieces_of(cell)
+    pieces = first + second
+    assert len({piece.name for piece in pieces}) == len(pieces)
+    assert first[0].kind == "teacher"
+    kinds = {piece.kind for piece in pieces}
+    assert kinds == {
+        *("teacher", "picard", "anderson", "broyden", "hyperdeq", "few_step"),
+        *RECIPES,
+        *EXPLICIT,
+    }
+    for piece in pieces:
+        table1.config_of(piece)
+    assert {p.seed for p in pieces if p.kind == "anchored"} == {0, 1, 2}
+    assert set(SCALES[scale].explicit) == set(EXPLICIT)
+
+
+def test_the_published_model_is_the_paper_preset():
+    plan = SCALES["paper"]
+    assert (plan.width, plan.heads, plan.inner, plan.memory) == (700, 10, 48_000, 150)
+    assert (plan.keep, plan.direct, plan.name) == (1.0, False, "wikitext-103")
+
+
+def test_missing_files_are_named_before_any_work(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"wikitext-2/wiki\.train\.tokens"):
+        table1.table1(options(tmp_path, scale="small"))
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ExperimentError, match="one text a scale"):
+        table1.table1(options(tmp_path, only=("ptb",)))
+
+
+# The whole, as a user runs it.
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One whole run of the small text; what it left."""
+    place = tmp_path_factory.mktemp("table1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(text_plans.EMBEDDED, "steps", corpus)
+        patch.setitem(SCALES, "tiny", PLAN)
+        patch.chdir(place)
+        assert cli.main(["reproduce", "table1", "--scale", "tiny", "--seeds", "2"]) == 0
+    return place
+
+
+def test_all_rows_are_there(run):
+    found = Results.from_json(run / "results" / "tiny" / "table1.json")
+    at = {(row.method, row.seed, row.steps) for row in found.rows}
+    for k in table1.SHOWN:
+        for name in ("picard", "anderson", "broyden", "few_step", "anchored_teacher_memory"):
+            assert (name, 0, k) in at
+        for name in ("hyperdeq", "paper", "anchored"):
+            assert {(name, 0, k), (name, 1, k)} <= at
+    assert {(name, 0, None) for name in EXPLICIT} <= at
+    for row in found.rows:
+        assert row.metric is not None
+        assert row.metric > 1
+        assert row.seconds is not None
+        assert (row.distance is None) == (row.method in ("few_step", *EXPLICIT))
+        assert (row.train_seconds is None) == (row.method in ("picard", "anderson", "broyden"))
+    assert found.teachers[0].train_seconds is not None
+    text = (run / "results" / "tiny" / "table1.md").read_text()
+    assert "| Transformer-XL |" in text
+    assert "distilling on the teacher's memory" in text
+    assert (run / "results" / "tiny" / "table1.png").stat().st_size > 10_000
+
+
+def test_work_that_was_done_is_not_done_again(run, monkeypatch):
+    monkeypatch.chdir(run)
+    before = Results.from_json(run / "results" / "tiny" / "table1.json")
+
+    def refuse(*arguments, **fields):
+        raise AssertionError("scored anew")
+
+    monkeypatch.setattr(table1, "_scored", refuse)
+    assert cli.main(["reproduce", "table1", "--scale", "tiny", "--seeds", "2"]) == 0
+    after = Results.from_json(run / "results" / "tiny" / "table1.json")
+    assert [r.metric for r in after.rows] == [r.metric for r in before.rows]
+    monkeypatch.undo()
+
+
+def test_scores_are_those_of_the_trained_models(run):
+    cell = TextCell(plan=PLAN, options=options(run, runs=run / "runs" / "cells"))
+    model, training = trained_teacher(cell)
+    assert training.finished
+    known, _ = text_reference(model, table1.test_segments(cell), perplexity())
+    found = Results.from_json(run / "results" / "tiny" / "table1.json")
+    assert found.teachers[0].metric == pytest.approx(known.metric, rel=1e-6)
+    scored = text_quality(
+        solver_method(model, Picard()),
+        model,
+        table1.test_segments(cell),
+        known.states,
+        perplexity(),
+        (2,),
+    )
+    [row] = [r for r in found.rows if r.method == "picard" and r.steps == 2]
+    assert row.metric == pytest.approx(scored[2].metric, rel=1e-6)
+    assert row.distance == pytest.approx(scored[2].distance, rel=1e-4)
+
+
+def test_text_is_generated_from_what_the_run_left(run, capsys):
+    folder = run / "runs" / "models" / "steps"
+    path = run / "speed.json"
+    arguments = ["generate", str(folder), "--prompt", "w1 w2", "--tokens", "5", "--json", str(path)]
+    assert cli.main(arguments) == 0
+    assert "w1 w2" in capsys.readouterr().out
+    assert len(json.loads(path.read_text())["rows"]) == 3  # the teacher, and one and two steps
+
+
+# What the table says.
+
+
+def row(method, steps, metric, *, seconds=0.1, seed=0, train_seconds=None):
+    return Row(
+        dataset="Steps",
+        seed=seed,
+        method=method,
+        steps=steps,
+        metric=metric,
+        distance=None,
+        residual=None,
+        seconds=seconds,
+        f_equivalents=None,
+        parameters=10,
+        train_seconds=train_seconds,
+    )
+
+
+def results(*rows):
+    made = TeacherResult(
+        dataset="Steps",
+        name="DEQ-Transformer",
+        parameters=10,
+        metric_name="perplexity",
+        metric=100.0,
+        higher_is_better=False,
+        steps=12,
+        residual=1e-4,
+        train_seconds=900.0,
+    )
+    return Results(
+        experiment="table1",
+        scale="tiny",
+        commit="abc",
+        command="cdeq reproduce table1",
+        hardware={"cpu": "a processor"},
+        teachers=(made,),
+        rows=rows,
+    )
+
+
+ROWS = (
+    row("picard", 1, 400.0, seconds=0.2),
+    row("anderson", 1, 400.0, seconds=0.2),
+    row("anderson", 8, 100.5, seconds=1.2),
+    row("anderson", 12, 100.0, seconds=1.8),
+    row("anchored", 1, 100.9, seconds=0.2, train_seconds=45.0),
+    row("anchored", 2, 100.0, seconds=0.3, train_seconds=45.0),
+    row("anchored_teacher_memory", 1, 102.9),
+    row("tcn", None, 98.0, train_seconds=900.0),
+)
+
+
+def test_a_gap_in_perplexity_counts_by_its_logarithm():
+    found = results(*ROWS, row("paper", 1, 200.0))
+    assert gap_closed(found, "Steps", "paper", 1) == pytest.approx(0.5)
+    assert gap_closed(found, "Steps", "anchored", 2) == pytest.approx(1.0)
+
+
+def test_the_claims_follow_the_rows():
+    text = "\n".join(claims(results(*ROWS)))
+    assert "closes 99.4% and 100.0% of the gap" in text
+    assert "better than every rival at every count" in text
+    assert "never rises (100.9 → 100.0)" in text
+    assert "Anchored at 1 evaluations, 200 ms" in text
+    assert "Anderson, at 8, 1200 ms: 6.0 times as long" in text
+    assert "Anchored 45 s (5.0%)" in text
+    assert "TCN 98.0 (900 s)" in text
+    assert "2.0% behind the best of them" in text
+    assert "+2.00 at 1" in text
+
+    worse = "\n".join(
+        claims(results(*ROWS[:5], row("anchored", 2, 103.0), row("hyperdeq", 1, 50.0)))
+    )
+    assert "worse than HyperDEQ at 1" in worse
+    assert "rises by at most 2.08%" in worse
+    assert "beats or matches" not in worse
+
+
+def test_a_student_that_never_comes_near_is_said_to():
+    text = "\n".join(claims(results(ROWS[0], row("anchored", 1, 150.0))))
+    assert "does not come within 1%" in text
+    alone = "\n".join(claims(results(ROWS[0], row("anchored", 1, 100.0))))
+    assert "no solver does up to 12" in alone
