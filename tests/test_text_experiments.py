@@ -177,7 +177,7 @@ def test_every_piece_of_every_scale_is_well_formed(scale, tmp_path):
     assert first[0].kind == "teacher"
     kinds = {piece.kind for piece in pieces}
     assert kinds == {
-        *("teacher", "picard", "anderson", "broyden", "hyperdeq", "few_step"),
+        *("teacher", "solved", "picard", "anderson", "broyden", "hyperdeq", "few_step"),
         *RECIPES,
         *EXPLICIT,
     }
@@ -229,8 +229,11 @@ def test_all_rows_are_there(run):
         assert row.metric is not None
         assert row.metric > 1
         assert row.seconds is not None
-        assert (row.distance is None) == (row.method in ("few_step", *EXPLICIT))
-        assert (row.train_seconds is None) == (row.method in ("picard", "anderson", "broyden"))
+        assert (row.distance is None) == (row.method in ("solved", "few_step", *EXPLICIT))
+        solvers = ("solved", "picard", "anderson", "broyden")
+        assert (row.train_seconds is None) == (row.method in solvers)
+    [solved] = [row for row in found.rows if row.method == "solved"]
+    assert solved.metric == pytest.approx(found.teachers[0].metric, rel=0.01)
     assert found.teachers[0].train_seconds is not None
     text = (run / "results" / "tiny" / "table1.md").read_text()
     assert "| Transformer-XL |" in text
@@ -331,6 +334,7 @@ ROWS = (
     row("anchored", 1, 100.9, seconds=0.2, train_seconds=45.0),
     row("anchored", 2, 100.0, seconds=0.3, train_seconds=45.0),
     row("anchored_teacher_memory", 1, 102.9),
+    row("solved", 11, 100.0, seconds=1.6),
     row("tcn", None, 98.0, train_seconds=900.0),
 )
 
@@ -348,6 +352,8 @@ def test_the_claims_follow_the_rows():
     assert "never rises (100.9 → 100.0)" in text
     assert "Anchored at 1 evaluations, 200 ms" in text
     assert "Anderson, at 8, 1200 ms: 6.0 times as long" in text
+    assert "takes 11 evaluations on average and 1600 ms a batch" in text
+    assert "8.0 times as long as that student" in text
     assert "Anchored 45 s (5.0%)" in text
     assert "TCN 98.0 (900 s)" in text
     assert "2.0% behind the best of them" in text

@@ -21,6 +21,7 @@ from cdeq.experiments.compare import (
     Explicit,
     Method,
     Quality,
+    Seconds,
     explicit_row,
     learned_solver_method,
     method_rows,
@@ -63,13 +64,15 @@ from cdeq.experiments.text_quality import (
     text_reference,
 )
 from cdeq.experiments.workers import worked
-from cdeq.solvers import Anderson, Broyden, Picard, Solver
+from cdeq.solvers import Anderson, Broyden, Picard, Solver, solve_model
 
 SHOWN = (1, 2, 4, 8, 12)
 """Evaluations at which every method is scored."""
-SOLVED = (1, 2, 3, 4, 6, 8, 10, 12)
+SOLVED = (1, 2, 3, 4, 6, 8, 12)
 """Those of the plain solvers: closer, so that the moment they reach the converged perplexity is known better."""
 SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
+USUAL_TOLERANCE = 1e-3
+"""To which the teacher's own solver is run in use: a user cannot know the perplexity to stop at."""
 STARS = "equilibria.safetensors"
 VOCABULARY = "vocabulary.json"
 
@@ -92,7 +95,7 @@ class Piece:
 def pieces_of(cell: TextCell) -> tuple[list[Piece], list[Piece]]:
     """The pieces that need nothing, the teacher first; and those that need the teacher."""
     first = [Piece(cell=cell, kind=kind) for kind in ("teacher", *EXPLICIT)]
-    second = [Piece(cell=cell, kind=name) for name in SOLVERS]
+    second = [Piece(cell=cell, kind=name) for name in ("solved", *SOLVERS)]
     for seed in range(cell.options.seeds):
         kinds = [kind for kind in RECIPES if seed == 0 or kind != "anchored_teacher_memory"]
         second += [Piece(cell=cell, kind=kind, seed=seed) for kind in ("hyperdeq", *kinds)]
@@ -130,7 +133,8 @@ def scored(piece: Piece) -> dict[str, Any]:
 
 def _scored(piece: Piece) -> dict[str, Any]:
     cell = piece.cell
-    work = {"teacher": _score_teacher} | dict.fromkeys(EXPLICIT, _score_explicit)
+    work = {"teacher": _score_teacher, "solved": _score_solved}
+    work |= dict.fromkeys(EXPLICIT, _score_explicit)
     found = work.get(piece.kind, _score_method)(piece)
     cell.say(f"{piece.name} done")
     return {
@@ -160,6 +164,14 @@ def _score_teacher(piece: Piece) -> dict[str, Any]:
         "parameters": parameter_count(teacher),
         "seconds": training.seconds,
     }
+
+
+def _score_solved(piece: Piece) -> dict[str, Any]:
+    """The teacher under its own solver, to the tolerance of everyday use."""
+    teacher, _ = trained_teacher(piece.cell)
+    segments = test_segments(piece.cell)
+    known, _ = text_reference(teacher, segments, perplexity(), tol=USUAL_TOLERANCE)
+    return {"metric": known.metric, "steps": known.steps, "residual": known.residual}
 
 
 def _score_explicit(piece: Piece) -> dict[str, Any]:
@@ -231,6 +243,38 @@ def explicit_method(model: nn.Module, targets: Tensor) -> Explicit:
     return Explicit(output=output, parameters=parameter_count(model))
 
 
+def solved_method(teacher: Teacher, targets: Tensor) -> Explicit:
+    """The teacher under its own solver, as long as its tolerance takes."""
+
+    def output(x: Segment) -> Tensor:
+        context = teacher.inject(x)
+        z = solve_model(teacher, context, Anderson(), tol=USUAL_TOLERANCE, max_steps=80).state
+        return teacher.words.nll(teacher.readout(z, context), targets)
+
+    return Explicit(output=output, parameters=parameter_count(teacher))
+
+
+def _solved_row(cell: TextCell, found: dict[str, dict[str, Any]], seconds: Seconds) -> Row:
+    score = found["solved seed 0"]
+    return Row(
+        dataset=cell.plan.title,
+        seed=0,
+        method="solved",
+        steps=round(score["steps"]),
+        metric=score["metric"],
+        distance=None,
+        residual=score["residual"],
+        seconds=seconds["solved", None],
+        f_equivalents=seconds["solved", None] / seconds["step"],
+        parameters=found["teacher seed 0"]["parameters"],
+    )
+
+
+def methods_of(pieces: list[Piece]) -> list[Piece]:
+    """Those of the pieces that are measured at several numbers of steps."""
+    return [piece for piece in pieces if piece.kind != "solved"]
+
+
 def timed_rows(cell: TextCell, found: dict[str, dict[str, Any]]) -> list[Row]:
     """All methods timed on one segment of the test text, in turns, and joined with their scores."""
     first, second = pieces_of(cell)
@@ -238,7 +282,7 @@ def timed_rows(cell: TextCell, found: dict[str, dict[str, Any]]) -> list[Row]:
     targets = x.tokens  # as good as the next words: their likelihood takes as long
     teacher, _ = trained_teacher(cell)
     methods: dict[str, Method] = {}
-    for piece in second:
+    for piece in methods_of(second):
         method, model, _ = made(piece)
         counts = method.counts or counts_of(piece.kind)
         methods[piece.name] = with_scoring(replace(method, counts=counts), model, targets)
@@ -247,10 +291,11 @@ def timed_rows(cell: TextCell, found: dict[str, dict[str, Any]]) -> list[Row]:
         for piece in first
         if piece.kind != "teacher"
     }
+    explicit["solved"] = solved_method(teacher, targets)
     with torch.no_grad():
         seconds = method_seconds(methods, teacher, x, SOLVED, explicit=explicit, repeats=5)
-    rows: list[Row] = []
-    for piece in second:
+    rows = [_solved_row(cell, found, seconds)]
+    for piece in methods_of(second):
         score = {int(k): Quality(**q) for k, q in found[piece.name]["scores"].items()}
         method = replace(methods[piece.name], label=methods[piece.name].label or piece.kind)
         rows += method_rows(
@@ -263,7 +308,7 @@ def timed_rows(cell: TextCell, found: dict[str, dict[str, Any]]) -> list[Row]:
             train_seconds=found[piece.name]["seconds"],
         )
     for piece in first:
-        if piece.name in explicit:
+        if piece.kind in EXPLICIT:
             row = explicit_row(
                 piece.name,
                 explicit[piece.name],

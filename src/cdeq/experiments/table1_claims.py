@@ -48,6 +48,7 @@ def claims(results: Results) -> list[str]:
                 lines.append(_student_line(results, dataset, found, name))
         lines += [
             _speed_line(results, dataset, found),
+            _solved_line(results, dataset, found),
             _cost_line(results, dataset, found),
             _explicit_line(results, dataset, found),
             _memory_line(results, dataset),
@@ -114,6 +115,22 @@ def _speed_line(results: Results, dataset: str, found: dict[str, list[Point]]) -
         f"Within 1% of the converged perplexity {goal:.1f}: Anchored at {student.steps} evaluations, "
         f"{1000 * ours:.0f} ms a batch; the quickest solver, {style(solver.method).name}, at {solver.steps}, "
         f"{1000 * theirs:.0f} ms: {theirs / ours:.1f} times as long."
+    )
+
+
+def _solved_line(results: Results, dataset: str, found: dict[str, list[Point]]) -> str:
+    """The solver as it is used: to a tolerance, since nobody in production knows the perplexity to stop at."""
+    goal = results.teacher(dataset).metric
+    solved = next(iter(found.get("solved", [])), None)
+    if goal is None or solved is None or not solved.seconds:
+        return ""
+    student = _first_near(found.get("anchored", []), goal)
+    if student is None or not student.seconds:
+        return ""
+    return (
+        f"The teacher's solver run to its tolerance of 1e-3 takes {solved.steps} evaluations on average and "
+        f"{1000 * solved.seconds:.0f} ms a batch (perplexity {solved.metric:.1f}): "
+        f"{solved.seconds / student.seconds:.1f} times as long as that student."
     )
 
 

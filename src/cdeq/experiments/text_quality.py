@@ -34,7 +34,11 @@ def score_part(model: Any, features: Tensor, targets: Tensor) -> tuple[float, in
 
 @torch.no_grad()
 def text_reference(
-    model: EquilibriumModel, segments: Segments, metric: Metric
+    model: EquilibriumModel,
+    segments: Segments,
+    metric: Metric,
+    *,
+    tol: float = REFERENCE_TOLERANCE,
 ) -> tuple[Reference, Segment]:
     """The converged model on the whole text, its equilibria kept; and its last full segment, to time methods on."""
     memory: Memory = ()
@@ -45,9 +49,7 @@ def text_reference(
         if timed is None or tokens.shape == timed.tokens.shape:
             timed = x
         context = model.inject(x)
-        found = solve_model(
-            model, context, Anderson(), tol=REFERENCE_TOLERANCE, max_steps=REFERENCE_BUDGET
-        )
+        found = solve_model(model, context, Anderson(), tol=tol, max_steps=REFERENCE_BUDGET)
         parts.append(score_part(model, model.readout(found.state, context), targets))
         states.append(found.state)
         steps.append(found.steps.double())
