@@ -10,8 +10,8 @@ from cdeq.data.embedded import (
     pydoc_text,
     text_windows,
 )
-from cdeq.data.folders import data_folder
-from cdeq.data.graph_sets import GRAPH_SETS, MissingDataError, is_available, load_graph
+from cdeq.data.folders import MissingDataError, data_folder
+from cdeq.data.graph_sets import GRAPH_SETS, is_available, load_graph
 from cdeq.data.graphs import Graph, NodeTask, nearest_neighbours, normalised_adjacency
 from cdeq.data.npz_graphs import read_npz_graph
 from cdeq.data.ogb import read_ogb

@@ -6,15 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdeq.data.folders import data_folder
+from cdeq.data.folders import data_folder, require_in_folder
 from cdeq.data.graphs import NodeTask
 from cdeq.data.npz_graphs import read_npz_graph
 from cdeq.data.ogb import OGB_SPLITS, ogb_files, read_ogb
 from cdeq.data.planetoid import PLANETOID_NAMES, PLANETOID_PARTS, read_planetoid
-
-
-class MissingDataError(FileNotFoundError):
-    """Files of a data set are not where they were looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +80,8 @@ def load_graph(
 
 def require_files(name: str, folder: str | Path | None = None) -> None:
     """A `MissingDataError` that says what to do, if files of a graph are not in the data folder."""
-    chosen, place = _graph_set(name), data_folder(folder)
-    missing = [file for file in chosen.files if not (place / file).is_file()]
-    if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise MissingDataError(
-            f"{name} needs the file {missing[0]}{more}, looked for in {place}. It can be had from "
-            f"{chosen.home}. Point --data-dir or CDEQ_DATA at the folder that holds "
-            f"{missing[0].partition('/')[0]}/."
-        )
+    chosen = _graph_set(name)
+    require_in_folder(name, chosen.files, chosen.home, folder)
 
 
 def is_available(name: str, folder: str | Path | None = None) -> bool:

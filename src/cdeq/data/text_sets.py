@@ -18,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cdeq.data.folders import data_folder
-from cdeq.data.graph_sets import MissingDataError
+from cdeq.data.folders import MissingDataError, data_folder, require_in_folder
 from cdeq.data.text import END, UNKNOWN, Corpus, Vocabulary, words_of
 from cdeq.files import atomic_write_bytes, sha256_of_file
 
@@ -81,15 +80,8 @@ def require_text_files(name: str | Path, folder: str | Path | None = None) -> No
     if (path := _as_path(name)) is not None:
         _text_files(path)
         return
-    chosen, place = _text_set(name), data_folder(folder)
-    missing = [file for file in chosen.files if not (place / file).is_file()]
-    if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise MissingDataError(
-            f"{name} needs the file {missing[0]}{more}, looked for in {place}. It can be had from "
-            f"{chosen.home}. Point --data-dir or CDEQ_DATA at the folder that holds "
-            f"{missing[0].partition('/')[0]}/."
-        )
+    chosen = _text_set(name)
+    require_in_folder(str(name), chosen.files, chosen.home, folder)
 
 
 def is_text_available(name: str | Path, folder: str | Path | None = None) -> bool:

@@ -24,8 +24,7 @@ from cdeq.experiments.compare import (
 from cdeq.experiments.graph_tasks import GraphPlan, classes_of, features_of, labelled
 from cdeq.experiments.provenance import Training
 from cdeq.experiments.task import Batch, Task
-from cdeq.experiments.train import timed, train_teacher
-from cdeq.gradients import Phantom, Unrolled
+from cdeq.experiments.train import few_step_teaching, timed, train_teacher
 from cdeq.models.graph.eignn import EIGNN
 from cdeq.models.graph.explicit import GAT, GCN, GCNII, explicit_loss
 from cdeq.models.graph.gpm import GPM
@@ -36,10 +35,6 @@ from cdeq.training.draws import numbered_draws
 from cdeq.training.log import Progress
 from cdeq.training.loop import FitConfig, fit
 from cdeq.trajectories import TrajectoryStore
-
-PHANTOM_STEPS = 5
-"""Evaluations that a phantom gradient reaches back through."""
-
 
 # Other equilibrium models.
 
@@ -98,18 +93,8 @@ def closed_form(model: EIGNN) -> Explicit:
 
 
 def few_step_task(task: Task, steps: int) -> Task:
-    """The same model trained to be good after `steps` Picard steps, with the phantom gradient of the last five.
-
-    Up to five steps that gradient reaches back to the start: it is the unrolled one.
-    """
-    gradient: Any = Unrolled(steps=steps)
-    if steps > PHANTOM_STEPS:
-        gradient = Phantom(steps=PHANTOM_STEPS, damping=1.0)
-    before = max(steps - PHANTOM_STEPS, 1)
-    teach = replace(
-        task.teach, solver=Picard(), gradient=gradient, tol=0.0, depths=(before, before)
-    )
-    return replace(task, name=f"{task.name}-few{steps}", teach=teach)
+    """The same model trained to be good after `steps` Picard steps."""
+    return replace(task, name=f"{task.name}-few{steps}", teach=few_step_teaching(task.teach, steps))
 
 
 def few_step_methods(

@@ -22,15 +22,13 @@ from cdeq.experiments.cells import Cells
 from cdeq.experiments.options import Options
 from cdeq.experiments.provenance import Training
 from cdeq.experiments.text_plans import CHECKPOINT_EVERY, TextPlan
-from cdeq.experiments.train import timed
-from cdeq.gradients import Phantom, Unrolled
+from cdeq.experiments.train import few_step_teaching, timed
 from cdeq.models.learned_solvers import (
     ConvolutionalStart,
     HyperDEQ,
     SolverLossWeights,
     SolverObjective,
 )
-from cdeq.solvers import Picard
 from cdeq.training.log import Progress, ProgressBar
 from cdeq.training.loop import FitConfig, fit
 from cdeq.training.segments import CarriedMemory, ExplicitTextObjective, full_memory
@@ -40,8 +38,6 @@ from cdeq.trajectories import TrajectoryStore, record
 Teacher = Any
 """A DEQTransformer: an equilibrium model whose state is one tensor, with `words`, `loss` and memory."""
 
-PHANTOM_STEPS = 5
-"""Evaluations that a few-step model's gradient reaches back through."""
 SOLVER_DEPTH = 6
 SAVED = "student"
 """The folder of a finished student, inside that of its training."""
@@ -111,24 +107,11 @@ def trained_teacher(cell: TextCell) -> tuple[Teacher, Training]:
 
 
 def few_step_model(cell: TextCell, steps: int) -> tuple[Teacher, Training]:
-    """A model trained to be good after `steps` Picard steps, with the phantom gradient of the last five.
-
-    Up to five steps that gradient reaches back to the start: it is the unrolled one.
-    """
+    """A model trained on from the pre-trained one to be good after `steps` Picard steps."""
     plan = cell.plan
-    gradient: Any = Unrolled(steps=steps)
-    if steps > PHANTOM_STEPS:
-        gradient = Phantom(steps=PHANTOM_STEPS, damping=1.0)
-    before = max(steps - PHANTOM_STEPS, 1)
-    config = replace(
-        plan.teaching,
-        fit=replace(plan.teaching.fit, updates=plan.few, warmup=min(plan.warmup, plan.few // 4)),
-        solver=Picard(),
-        gradient=gradient,
-        tol=0.0,
-        depths=(before, before),
-        penalty=0.0,
-    )
+    usual = plan.teaching
+    fit_config = replace(usual.fit, updates=plan.few, warmup=min(plan.warmup, plan.few // 4))
+    config = few_step_teaching(replace(usual, fit=fit_config, penalty=0.0), steps)
     folder = cell.place("few_step", few_step_config(plan, steps))
     return _continued(cell, config, folder, f"{steps} steps")
 

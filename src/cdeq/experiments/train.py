@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,8 +16,10 @@ from cdeq.experiments.compare import Reference, parameter_count
 from cdeq.experiments.provenance import Training, TrainingClock
 from cdeq.experiments.results import TeacherResult
 from cdeq.experiments.task import Task
+from cdeq.gradients import Gradient, Phantom, Unrolled
+from cdeq.solvers import Picard
 from cdeq.training.log import Progress
-from cdeq.training.teach import teach
+from cdeq.training.teach import TeachConfig, teach
 
 
 def timed(
@@ -55,6 +58,22 @@ def train_teacher(
         ),
     )
     return teacher.requires_grad_(False), training
+
+
+PHANTOM_STEPS = 5
+"""Evaluations that a few-step model's gradient reaches back through."""
+
+
+def few_step_teaching(config: TeachConfig, steps: int) -> TeachConfig:
+    """How to train a model that is good after `steps` Picard steps: with the phantom gradient of the last five.
+
+    Up to five steps that gradient reaches back to the start: it is the unrolled one.
+    """
+    gradient: Gradient = Unrolled(steps=steps)
+    if steps > PHANTOM_STEPS:
+        gradient = Phantom(steps=PHANTOM_STEPS, damping=1.0)
+    before = max(steps - PHANTOM_STEPS, 1)
+    return replace(config, solver=Picard(), gradient=gradient, tol=0.0, depths=(before, before))
 
 
 def distil_student(

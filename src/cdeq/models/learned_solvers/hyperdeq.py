@@ -16,6 +16,7 @@ from cdeq.equilibrium.contract import Context, EquilibriumModel, is_batched
 from cdeq.equilibrium.states import State, residual_ratio, row_norms, subtract
 from cdeq.models.learned_solvers.ignn_solver import SMALLEST_RESIDUAL
 from cdeq.models.learned_solvers.mixing import LearnedSolver, Mixing, MixingNetwork
+from cdeq.models.text.windows import causal_windows
 
 
 class HyperDEQ(LearnedSolver):
@@ -144,11 +145,7 @@ class ConvolutionalStart(nn.Module):
             raise ValueError(
                 f"an injection (B, L, {self.width_in}) was expected, not {tuple(injection.shape)}"
             )
-        length = injection.shape[1]
-        padded = F.pad(injection, (0, 0, self.kernel - 1, 0))
-        # The convolution as one matrix product: on CPU faster than Conv1d with its transposes.
-        shifted = [padded[:, i : i + length] for i in range(self.kernel)]
-        return self.out(F.relu(self.mix(torch.cat(shifted, dim=-1))))
+        return self.out(F.relu(self.mix(causal_windows(injection, self.kernel))))
 
 
 def _one_tensor(state: State) -> Tensor:

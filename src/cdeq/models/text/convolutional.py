@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from cdeq.models.text.adaptive import AdaptiveVocabulary
+from cdeq.models.text.windows import causal_windows
 
 
 class CausalConv(nn.Module):
@@ -25,7 +26,6 @@ class CausalConv(nn.Module):
         super().__init__()
         self.inputs, self.kernel, self.dilation = inputs, kernel, dilation
         self.past = (kernel - 1) * dilation
-        # The convolution as one matrix product: on CPU faster than Conv1d with its transposes.
         linear = nn.Linear(kernel * inputs, outputs)
         nn.init.normal_(linear.weight, std=(kernel * inputs) ** -0.5)
         nn.init.zeros_(linear.bias)
@@ -36,11 +36,8 @@ class CausalConv(nn.Module):
 
     def forward(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, L, inputs) and tail (B, P, inputs) to y (B, L, outputs) and the next segment's tail."""
-        length = x.shape[1]
-        known = torch.cat((tail, x), dim=1)
-        starts = range(0, self.past + 1, self.dilation)
-        taps = torch.cat([known[:, start : start + length] for start in starts], dim=-1)
-        return self.linear(taps), known[:, length:].detach()
+        taps = causal_windows(x, self.kernel, dilation=self.dilation, before=tail)
+        return self.linear(taps), torch.cat((tail, x), dim=1)[:, x.shape[1] :].detach()
 
 
 class _ConvolutionalModel(nn.Module):

@@ -16,6 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from cdeq.equilibrium.memory import Memory, Segment
 from cdeq.models.text.adaptive import AdaptiveVocabulary
 from cdeq.models.text.relative import relative_attention, sinusoids
+from cdeq.models.text.windows import causal_windows
 
 
 class SegmentContext(NamedTuple):
@@ -220,9 +221,5 @@ class SegmentStart(nn.Module):
 
     def forward(self, context: SegmentContext) -> Tensor:
         u = context.injection[..., 2 * self.width : 3 * self.width]
-        past, length = self.kernel - 1, u.shape[-2]
-        before = context.memory[1][:, -past:, self.width :] if past else u[:, :0]
-        known = F.pad(torch.cat((before, u), dim=1), (0, 0, past - before.shape[1], 0))
-        # The convolution as one matrix product: on CPU faster than Conv1d with its transposes.
-        windows = [known[:, i : i + length] for i in range(self.kernel)]
-        return self.out(F.gelu(self.mix(torch.cat(windows, dim=-1))))
+        before = context.memory[1][..., self.width :]
+        return self.out(F.gelu(self.mix(causal_windows(u, self.kernel, before=before))))

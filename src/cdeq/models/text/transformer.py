@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdeq.models.text.windows import causal_windows
+
 
 class TransformerDEQ(nn.Module):
     """y = LN(keep z + r + O attention(W z + u)), f = LN(y + W2 relu(W1 y)), after DEQ-Transformer.
@@ -140,8 +142,4 @@ class CausalConvStart(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, context: Tensor) -> Tensor:
-        length = context.shape[-2]
-        padded = F.pad(context[..., -self.width :], (0, 0, self.kernel - 1, 0))
-        # The convolution as one matrix product: on CPU faster than Conv1d with its transposes.
-        shifted = [padded[..., i : i + length, :] for i in range(self.kernel)]
-        return self.out(F.gelu(self.mix(torch.cat(shifted, dim=-1))))
+        return self.out(F.gelu(self.mix(causal_windows(context[..., -self.width :], self.kernel))))
