@@ -107,8 +107,8 @@ SCALES: dict[str, tuple[GraphPlan, ...]] = {
     ),
     "small": (
         GraphPlan(name="pubmed", title="PubMed"),
-        GraphPlan(name="amazon-computers", title="Amazon Computers", kappa=0.8, students=500),
-        GraphPlan(name="coauthor-physics", title="Coauthor Physics", kappa=0.8, students=500),
+        GraphPlan(name="amazon-computers", title="Amazon Computers"),
+        GraphPlan(name="coauthor-physics", title="Coauthor Physics"),
         GraphPlan(
             name="ogbn-arxiv", title="ogbn-arxiv", width=128, kappa=0.98, updates=200, optional=True
         ),

@@ -44,10 +44,12 @@ SAVED = "student"
 RECORD_STEPS = {"endpoint": 40, "full": 30}
 """Budget of a recorded solve: to its tolerance, or of all its states."""
 
+SHALLOW = {"depth": 4, "lambda_2": 3.0}
+"""Rollouts of four steps, the first two of which are also asked for the next words."""
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("paper", {}),
-    "anchored": ("anchored", {"memory": "own"}),
-    "anchored_teacher_memory": ("anchored", {}),
+    "anchored": ("anchored", {"memory": "own", **SHALLOW}),
+    "anchored_teacher_memory": ("anchored", SHALLOW),
 }
 """Each student's recipe, and the fields of it that are changed."""
 
@@ -229,7 +231,7 @@ def trained_student(
 def hyperdeq_config(plan: TextPlan, seed: int) -> dict[str, Any]:
     """What HyperDEQ depends on beside the teacher."""
     fit_config = FitConfig(
-        updates=plan.solvers, learning_rate=plan.student_rate, checkpoint_every=CHECKPOINT_EVERY
+        updates=plan.solvers, learning_rate=plan.solver_rate, checkpoint_every=CHECKPOINT_EVERY
     )
     return {"fit": fit_config, "segments": plan.recorded, "seed": seed}
 

@@ -58,11 +58,12 @@ class TextPlan:
     warmup: int = 100
 
     recorded: int = 64
-    students: int = 120
+    students: int = 140
     papers: int = 350
-    student_rate: float = 3e-3
+    student_rate: float = 6e-3
     paper_rate: float = 1e-3
     solvers: int = 150
+    solver_rate: float = 3e-3
     few: int = 300
     explicit: dict[str, int] = field(default_factory=dict)
     """Updates of each explicit model: about as many as the teacher's time allows."""
@@ -146,7 +147,16 @@ class TextPlan:
 
 LATER = frozenset(
     (
-        *("recorded", "students", "student_rate", "papers", "paper_rate", "solvers", "few"),
+        *(
+            "recorded",
+            "students",
+            "student_rate",
+            "papers",
+            "paper_rate",
+            "solvers",
+            "solver_rate",
+            "few",
+        ),
         *("explicit", "bodies", "explicit_rate"),
     )
 )
@@ -200,7 +210,7 @@ SCALES: dict[str, TextPlan] = {
         name="wikitext-2",
         title="WikiText-2",
         # By the time of an update: together about as long as the teacher.
-        explicit={"tcn": 2500, "gcnn": 5600, "awd_qrnn": 5500, "transformer_xl": 3500},
+        explicit={"tcn": 4500, "gcnn": 9000, "awd_qrnn": 9000, "transformer_xl": 6000},
     ),
     "paper": TextPlan(
         name="wikitext-103",
@@ -228,6 +238,7 @@ SCALES: dict[str, TextPlan] = {
         student_rate=3e-4,
         paper_rate=3e-4,
         solvers=10_000,
+        solver_rate=3e-4,
         few=50_000,
         explicit=dict.fromkeys(EXPLICIT, 300_000),
         bodies={
