@@ -209,8 +209,8 @@ SCALES: dict[str, TextPlan] = {
     "small": TextPlan(
         name="wikitext-2",
         title="WikiText-2",
-        # By the time of an update: together about as long as the teacher.
-        explicit={"tcn": 4500, "gcnn": 9000, "awd_qrnn": 9000, "transformer_xl": 6000},
+        # About as long as the teacher each.
+        explicit=dict.fromkeys(EXPLICIT, 6500),
     ),
     "paper": TextPlan(
         name="wikitext-103",
