@@ -30,6 +30,7 @@ from cdeq.experiments.compare import (
     solver_method,
     student_method,
 )
+from cdeq.experiments.generate import VOCABULARY
 from cdeq.experiments.metrics import perplexity
 from cdeq.experiments.options import ExperimentError, Options
 from cdeq.experiments.results import (
@@ -74,7 +75,6 @@ SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyd
 USUAL_TOLERANCE = 1e-3
 """To which the teacher's own solver is run in use: a user cannot know the perplexity to stop at."""
 STARS = "equilibria.safetensors"
-VOCABULARY = "vocabulary.json"
 
 
 @dataclass(frozen=True, kw_only=True)

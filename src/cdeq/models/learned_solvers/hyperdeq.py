@@ -14,8 +14,12 @@ from torch.nn import functional as F
 
 from cdeq.equilibrium.contract import Context, EquilibriumModel, is_batched
 from cdeq.equilibrium.states import State, residual_ratio, row_norms, subtract
-from cdeq.models.learned_solvers.ignn_solver import SMALLEST_RESIDUAL
-from cdeq.models.learned_solvers.mixing import LearnedSolver, Mixing, MixingNetwork
+from cdeq.models.learned_solvers.mixing import (
+    SMALLEST_RESIDUAL,
+    LearnedSolver,
+    Mixing,
+    MixingNetwork,
+)
 from cdeq.models.text.windows import causal_windows
 
 

@@ -11,10 +11,7 @@ from torch.nn import functional as F
 from cdeq.equilibrium.contract import Context
 from cdeq.equilibrium.states import State, residual_ratio, subtract
 from cdeq.models.graph.sparse import sparse_product
-from cdeq.models.learned_solvers.mixing import LearnedSolver, MixingNetwork
-
-# Relative residuals below this tell no more about how to mix; their logarithm must stay finite.
-SMALLEST_RESIDUAL = 1e-12
+from cdeq.models.learned_solvers.mixing import SMALLEST_RESIDUAL, LearnedSolver, MixingNetwork
 
 
 class IGNNSolver(LearnedSolver):

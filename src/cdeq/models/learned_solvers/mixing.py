@@ -20,6 +20,9 @@ from torch.nn import functional as F
 from cdeq.equilibrium.contract import Context, EquilibriumModel, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, norm_dtype, relative_distance, tensors_of
 
+SMALLEST_RESIDUAL = 1e-12
+"""Relative residuals below this tell no more about how to mix; their logarithm must stay finite."""
+
 
 def centred(alpha_hat: Tensor) -> Tensor:
     """alpha = alpha_hat + (1 - sum_i alpha_hat_i) / n: the nearest weights that sum to 1, over the last axis."""
