@@ -34,6 +34,7 @@ KNOWN_ERRORS = (
     ExperimentError,
     StudentFolderError,
     ImportError,  # an extra that is not installed
+    FloatingPointError,  # a training that diverged
     OSError,
 )
 """Errors whose message is all that a user needs."""

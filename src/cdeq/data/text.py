@@ -139,6 +139,15 @@ class Corpus:
     valid: Tensor
     test: Tensor
 
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the vocabulary and all splits: the same for the same text alone."""
+        whole = hashlib.sha256(self.vocabulary.digest.encode())
+        for tokens in (self.train, self.valid, self.test):
+            whole.update(len(tokens).to_bytes(8, "little"))
+            whole.update(tokens.numpy().tobytes())
+        return whole.hexdigest()
+
     def __post_init__(self) -> None:
         for split in ("train", "valid", "test"):
             tokens = getattr(self, split)

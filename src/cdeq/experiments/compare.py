@@ -162,7 +162,7 @@ class Quality:
 
     metric: float
     distance: float | None
-    residual: float
+    residual: float | None
 
 
 @torch.no_grad()
@@ -282,9 +282,15 @@ def method_seconds(
     *,
     explicit: dict[str, Explicit],
     repeats: int,
+    others: dict[str, Explicit] | None = None,
 ) -> Seconds:
-    """Median seconds of all methods on one input, in turns; a method made for certain counts at those alone."""
-    works: dict[Any, Callable[[], object]] = {}
+    """Median seconds of all methods on one input, in turns; a method made for certain counts at those alone.
+
+    `others` have no step count, as explicit models have none, but take their turns among the methods.
+    """
+    works: dict[Any, Callable[[], object]] = {
+        (name, None): partial(other.output, x) for name, other in (others or {}).items()
+    }
     for name, method in methods.items():
         works |= {
             (name, k): partial(method.output, x, k) for k in method.counts or counts if k in counts

@@ -55,7 +55,11 @@ STYLES = {
         name="EIGNN, closed form", kind="explicit", colour="#7a5a00", dark="#dcb64a", marker="*"
     ),
     "solved": Style(
-        name="Anderson, to 1e-3", kind="solver", colour="#7a5a00", dark="#dcb64a", marker="<"
+        name="Anderson, to its tolerance",
+        kind="solver",
+        colour="#7a5a00",
+        dark="#dcb64a",
+        marker="<",
     ),
     "anchored_teacher_memory": Style(
         name="Anchored, teacher's memory",

@@ -41,7 +41,7 @@ from cdeq.experiments.results import (
     current_commit,
     current_hardware,
 )
-from cdeq.experiments.table1_claims import write_table1
+from cdeq.experiments.table1_claims import SHOWN, USUAL_TOLERANCE, write_table1
 from cdeq.experiments.text_models import (
     RECIPES,
     Teacher,
@@ -59,6 +59,8 @@ from cdeq.experiments.text_models import (
 )
 from cdeq.experiments.text_plans import EXPLICIT, SCALES
 from cdeq.experiments.text_quality import (
+    REFERENCE_BUDGET,
+    REFERENCE_TOLERANCE,
     Segments,
     explicit_text_score,
     text_quality,
@@ -67,13 +69,9 @@ from cdeq.experiments.text_quality import (
 from cdeq.experiments.workers import worked
 from cdeq.solvers import Anderson, Broyden, Picard, Solver, solve_model
 
-SHOWN = (1, 2, 4, 8, 12)
-"""Evaluations at which every method is scored."""
 SOLVED = (1, 2, 3, 4, 6, 8, 12)
 """Those of the plain solvers: closer, so that the moment they reach the converged perplexity is known better."""
 SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
-USUAL_TOLERANCE = 1e-3
-"""To which the teacher's own solver is run in use: a user cannot know the perplexity to stop at."""
 STARS = "equilibria.safetensors"
 
 
@@ -122,12 +120,17 @@ def config_of(piece: Piece) -> dict[str, Any]:
         return student_config(plan, piece.kind, piece.seed)
     if piece.kind == "hyperdeq":
         return hyperdeq_config(plan, piece.seed)
-    return {} if piece.steps is None else few_step_config(plan, piece.steps)
+    if piece.kind == "few_step" and piece.steps is not None:
+        return few_step_config(plan, piece.steps)
+    if piece.kind == "solved":
+        return {"tolerance": USUAL_TOLERANCE}
+    return {"solver": SOLVERS[piece.kind]} if piece.kind in SOLVERS else {}
 
 
 def scored(piece: Piece) -> dict[str, Any]:
     """What a piece found, now or before, as plain JSON."""
-    config = {**config_of(piece), "counts": counts_of(piece.kind)}
+    reference = {"tolerance": REFERENCE_TOLERANCE, "budget": REFERENCE_BUDGET}
+    config = {**config_of(piece), "counts": counts_of(piece.kind), "reference": reference}
     return piece.cell.result(f"score-{piece.kind}", config, partial(_scored, piece))
 
 
@@ -146,11 +149,9 @@ def _scored(piece: Piece) -> dict[str, Any]:
 
 
 def _score_teacher(piece: Piece) -> dict[str, Any]:
-    """The converged teacher on the test text, its states kept; and what students learn from, recorded."""
+    """The converged teacher on the test text, its states kept."""
     cell = piece.cell
     teacher, training = trained_teacher(cell)
-    for mode in ("endpoint", "full"):
-        recorded(cell, teacher, mode)
     known, timed = text_reference(teacher, test_segments(cell), perplexity())
     states = {f"{i:06d}": z for i, z in enumerate(known.states) if isinstance(z, Tensor)}
     memory = {f"memory.{i}": part.contiguous() for i, part in enumerate(timed.memory)}
@@ -260,12 +261,12 @@ def _solved_row(cell: TextCell, found: dict[str, dict[str, Any]], seconds: Secon
         dataset=cell.plan.title,
         seed=0,
         method="solved",
-        steps=round(score["steps"]),
+        steps=None,
         metric=score["metric"],
         distance=None,
         residual=score["residual"],
         seconds=seconds["solved", None],
-        f_equivalents=seconds["solved", None] / seconds["step"],
+        f_equivalents=score["steps"],
         parameters=found["teacher seed 0"]["parameters"],
     )
 
@@ -291,9 +292,11 @@ def timed_rows(cell: TextCell, found: dict[str, dict[str, Any]]) -> list[Row]:
         for piece in first
         if piece.kind != "teacher"
     }
-    explicit["solved"] = solved_method(teacher, targets)
+    solved = {"solved": solved_method(teacher, targets)}
     with torch.no_grad():
-        seconds = method_seconds(methods, teacher, x, SOLVED, explicit=explicit, repeats=5)
+        seconds = method_seconds(
+            methods, teacher, x, SOLVED, explicit=explicit, repeats=5, others=solved
+        )
     rows = [_solved_row(cell, found, seconds)]
     for piece in methods_of(second):
         score = {int(k): Quality(**q) for k, q in found[piece.name]["scores"].items()}
@@ -330,7 +333,11 @@ def table1(options: Options) -> Results:
     plan.require(options.data)
     cell = TextCell(plan=plan, options=options)
     found: dict[str, dict[str, Any]] = {}
-    for stage in pieces_of(cell):
+    for number, stage in enumerate(pieces_of(cell)):
+        if number == 1:
+            teacher, _ = trained_teacher(cell)
+            for mode in ("endpoint", "full"):
+                recorded(cell, teacher, mode)  # here, where nobody else writes to their folders
         work = stage
         if options.jobs > 1:
             quiet = TextCell(plan=plan, options=options.quiet())
@@ -341,7 +348,7 @@ def table1(options: Options) -> Results:
                 cell.say(f"{piece.name} done")
     rows = timed_rows(cell, found)
     about = found["teacher seed 0"]
-    teacher = TeacherResult(
+    result = TeacherResult(
         dataset=plan.title,
         name="DEQ-Transformer",
         parameters=about["parameters"],
@@ -355,10 +362,10 @@ def table1(options: Options) -> Results:
     results = Results(
         experiment="table1",
         scale=options.scale,
-        commit=" and ".join(dict.fromkeys(score["commit"] for score in found.values())),
-        command=" and ".join(dict.fromkeys(score["command"] for score in found.values())),
+        commit=_joined([*(score["commit"] for score in found.values()), current_commit()]),
+        command=_joined([*(score["command"] for score in found.values()), current_command()]),
         hardware=current_hardware(),
-        teachers=(teacher,),
+        teachers=(result,),
         rows=tuple(rows),
     )
     write_table1(results, options.out)
@@ -366,12 +373,15 @@ def table1(options: Options) -> Results:
     return results
 
 
+def _joined(names: list[str]) -> str:
+    return " and ".join(dict.fromkeys(names))
+
+
 def keep_student(cell: TextCell) -> Path:
     """The anchored student of seed 0 with its words, as a folder."""
     folder = cell.options.runs.parent / "models" / cell.plan.name
-    if not (folder / VOCABULARY).exists():
-        teacher, _ = trained_teacher(cell)
-        student, _ = trained_student(cell, teacher, "anchored", 0)
-        student.save(folder)
-        cell.corpus.vocabulary.to_json(folder / VOCABULARY)
+    teacher, _ = trained_teacher(cell)
+    student, _ = trained_student(cell, teacher, "anchored", 0)
+    student.save(folder)
+    cell.corpus.vocabulary.to_json(folder / VOCABULARY)
     return folder

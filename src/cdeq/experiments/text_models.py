@@ -22,9 +22,8 @@ from cdeq.experiments.cells import Cells
 from cdeq.experiments.options import Options
 from cdeq.experiments.provenance import Training
 from cdeq.experiments.text_plans import CHECKPOINT_EVERY, TextPlan
-from cdeq.experiments.train import few_step_teaching, timed
+from cdeq.experiments.train import PHANTOM_STEPS, few_step_teaching, timed
 from cdeq.models.learned_solvers import (
-    ConvolutionalStart,
     HyperDEQ,
     SolverLossWeights,
     SolverObjective,
@@ -63,13 +62,17 @@ class TextCell:
 
     def place(self, name: str, config: dict[str, Any] | None = None) -> Path:
         """The folder of one training; `config` is what it depends on beside the text and the teacher."""
-        whole = {"plan": self.plan.base, **(config or {})}
-        return Cells(self.options.runs).place(f"{self.plan.name}-{name}", whole)
+        return Cells(self.options.runs).place(f"{self.plan.name}-{name}", self._whole(config or {}))
 
     def result(self, name: str, config: dict[str, Any], work: Callable[[], Any]) -> Any:
         """What `work()` gives, now or before; `config` as for `place`."""
-        whole = {"plan": self.plan.base, **config}
-        return Cells(self.options.runs).result(f"{self.plan.name}-{name}", whole, work)
+        return Cells(self.options.runs).result(
+            f"{self.plan.name}-{name}", self._whole(config), work
+        )
+
+    def _whole(self, config: dict[str, Any]) -> dict[str, Any]:
+        """A configuration with what everything depends on: the plan of the teacher, and the text itself."""
+        return {"plan": self.plan.base, "text": self.corpus.digest, **config}
 
     def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
         shown = f"{self.plan.title}: {title}"
@@ -120,7 +123,7 @@ def few_step_model(cell: TextCell, steps: int) -> tuple[Teacher, Training]:
 
 def few_step_config(plan: TextPlan, steps: int) -> dict[str, Any]:
     """What a few-step model depends on beside the teacher's pre-training."""
-    return {"steps": steps, "updates": plan.few}
+    return {"steps": steps, "updates": plan.few, "phantom": PHANTOM_STEPS}
 
 
 def _continued(
@@ -164,7 +167,8 @@ def _taught(
 def recorded(cell: TextCell, teacher: Teacher, mode: str) -> tuple[TrajectoryStore, float]:
     """The teacher's equilibria, or all its states, on the first segments of the training text; and the seconds."""
     segments = min(cell.plan.recorded, len(cell.training_streams))
-    folder = cell.place("record", {"mode": mode, "segments": segments}) / "trajectories"
+    config = {"mode": mode, "segments": segments, "steps": RECORD_STEPS[mode]}
+    folder = cell.place("record", config) / "trajectories"
 
     def work() -> dict[str, float]:
         began = time.perf_counter()
@@ -180,7 +184,7 @@ def recorded(cell: TextCell, teacher: Teacher, mode: str) -> tuple[TrajectorySto
             )
         return {"seconds": time.perf_counter() - began}
 
-    took = cell.result("record", {"mode": mode, "segments": segments}, work)
+    took = cell.result("record", config, work)
     return TrajectoryStore.open(folder), took["seconds"]
 
 
@@ -233,7 +237,14 @@ def hyperdeq_config(plan: TextPlan, seed: int) -> dict[str, Any]:
     fit_config = FitConfig(
         updates=plan.solvers, learning_rate=plan.solver_rate, checkpoint_every=CHECKPOINT_EVERY
     )
-    return {"fit": fit_config, "segments": plan.recorded, "seed": seed}
+    weights = SolverLossWeights(anneal=plan.solvers)
+    return {
+        "fit": fit_config,
+        "segments": plan.recorded,
+        "depth": SOLVER_DEPTH,
+        "loss": weights,
+        "seed": seed,
+    }
 
 
 def trained_hyperdeq(cell: TextCell, teacher: Teacher, seed: int) -> tuple[HyperDEQ, Training]:
@@ -242,9 +253,8 @@ def trained_hyperdeq(cell: TextCell, teacher: Teacher, seed: int) -> tuple[Hyper
     store, before = recorded(cell, teacher, "endpoint")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        width_in = teacher.injection.out_features
-        start = ConvolutionalStart(width_in=width_in, width=plan.width)
-        solver = HyperDEQ(width=plan.width, initial=start)
+        # The student's kind of start, which sees the tokens before a segment, as the published one would not.
+        solver = HyperDEQ(width=plan.width, initial=teacher.start_network())
     config = hyperdeq_config(plan, seed)
     folder = cell.place("hyperdeq", config)
     with cell.bar(f"HyperDEQ, seed {seed}") as bar:
@@ -252,13 +262,11 @@ def trained_hyperdeq(cell: TextCell, teacher: Teacher, seed: int) -> tuple[Hyper
             folder,
             bar,
             lambda tick: fit(
-                SolverObjective(
-                    solver, teacher, SOLVER_DEPTH, SolverLossWeights(anneal=plan.solvers)
-                ).train(),
+                SolverObjective(solver, teacher, config["depth"], config["loss"]).train(),
                 lambda update: store[update % len(store)],
                 config["fit"],
                 folder=folder,
-                identity={"solver": solver.config, "depth": SOLVER_DEPTH, "seed": seed},
+                identity={"solver": solver.config, "depth": config["depth"], "seed": seed},
                 progress=tick,
             ),
         )
@@ -282,7 +290,7 @@ def explicit_config(plan: TextPlan, name: str) -> dict[str, Any]:
         warmup=min(plan.warmup, plan.explicit[name] // 4),
         checkpoint_every=CHECKPOINT_EVERY,
     )
-    return {"fit": fit_config, "body": plan.bodies.get(name, {})}
+    return {"fit": fit_config, "body": plan.body(name)}
 
 
 def trained_explicit(cell: TextCell, name: str) -> tuple[nn.Module, Training]:

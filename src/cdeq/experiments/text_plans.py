@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class TextPlan:
     paper_rate: float = 1e-3
     solvers: int = 150
     solver_rate: float = 3e-3
-    few: int = 300
+    few: int = 600
     explicit: dict[str, int] = field(default_factory=dict)
     """Updates of each explicit model: about as many as the teacher's time allows."""
     bodies: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -102,12 +103,25 @@ class TextPlan:
 
     def build_explicit(self, name: str, corpus: Corpus) -> nn.Module:
         """An untrained explicit model of about the teacher's size."""
-        return EXPLICIT[name](**{**self._words(corpus), **self.bodies.get(name, {})})
+        return EXPLICIT[name](**self._words(corpus), **self.body(name))
 
-    def _words(self, corpus: Corpus) -> dict[str, Any]:
-        """What all models of a text share."""
+    def body(self, name: str) -> dict[str, Any]:
+        """The sizes of an explicit model: its own defaults, but for what the plan says."""
+        given = {**self._words(None), "vocabulary": 0}
+        usual = {
+            argument.name: argument.default
+            for argument in signature(EXPLICIT[name]).parameters.values()
+            if argument.name not in given
+        }
+        if "memory" in usual:
+            usual["memory"] = self.memory
+        return {**usual, **self.bodies.get(name, {})}
+
+    def _words(self, corpus: Corpus | None) -> dict[str, Any]:
+        """What all models of a text share; without a corpus, all but the vocabulary."""
+        known = {} if corpus is None else {"vocabulary": len(corpus.vocabulary)}
         return {
-            "vocabulary": len(corpus.vocabulary),
+            **known,
             "width": self.width,
             "cutoffs": self.cutoffs,
             "divisor": self.divisor,
@@ -211,6 +225,7 @@ SCALES: dict[str, TextPlan] = {
         title="WikiText-2",
         # About as long as the teacher each.
         explicit=dict.fromkeys(EXPLICIT, 6500),
+        bodies={"awd_qrnn": {"weight_dropout": 0.1}},
     ),
     "paper": TextPlan(
         name="wikitext-103",
@@ -250,4 +265,4 @@ SCALES: dict[str, TextPlan] = {
         explicit_rate=2.5e-4,
     ),
 }
-"""The text of each scale. The model of `paper` is DEQ-Transformer as published: 10 heads of 70, 98M weights."""
+"""The text of each scale. The model of `paper` is DEQ-Transformer as published: 10 heads of 70, 97M weights."""

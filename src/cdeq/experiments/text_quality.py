@@ -77,7 +77,7 @@ def text_quality(
 ) -> dict[int, Quality]:
     """Perplexity and distance to the converged model's states, if they are known, read once for each number of steps.
 
-    The residual is that of the last segment alone: elsewhere it would cost a step more.
+    The residual is not measured: it would cost a step more at every segment.
     """
     batched, remembering = is_batched(model), require_memory(model)
     found = {}
@@ -94,9 +94,8 @@ def text_quality(
             memory = remembering.remember(z, context)
             if progress is not None:
                 progress(number * len(segments) + place + 1, len(counts) * len(segments))
-        residual = relative_distance(model.step(z, context), z, batched).mean()
         distance = float(torch.cat(distances).mean()) if distances else None
-        found[k] = Quality(metric.score(parts), distance, float(residual))
+        found[k] = Quality(metric.score(parts), distance, None)
     return found
 
 

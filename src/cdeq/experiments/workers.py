@@ -6,13 +6,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from typing import TypeVar
 
 import torch
 
-from cdeq.experiments.options import Options
+from cdeq.experiments.options import ExperimentError, Options
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -32,9 +33,20 @@ def worked(
         initializer=_begin_worker,
         initargs=(partial(torch.set_num_threads, threads),),
     )
+    before = set(active_children())
     try:
         for future in [pool.submit(work, item) for item in items]:
             yield future.result()
+    except BrokenProcessPool as error:
+        raise ExperimentError(
+            "a process that worked on a piece was killed, for want of memory perhaps: the same command goes on, "
+            "with fewer --jobs if so"
+        ) from error
+    except BaseException:
+        # What the others have done is in their checkpoints: nobody waits an hour to read of the error.
+        for child in set(active_children()) - before:
+            child.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

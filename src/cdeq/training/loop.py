@@ -82,6 +82,8 @@ def fit(
         if saved is not None:
             first = saved.update
             saved.restore(objective, weights, optimizer)
+        if first >= config.updates:
+            return  # done before: nothing is written, so that others may load the same run at the same time
         if is_main_process():
             for name in (CHECKPOINT, LOG):
                 remove_leftovers(folder, name)
