@@ -171,6 +171,22 @@ def checkpoint_of(objective, update=3):
     return weights, optimizer, Checkpoint.of(objective, weights, optimizer, update)
 
 
+def test_a_finished_run_is_loaded_without_a_write(tmp_path):
+    first = Quadratic()
+    fit(first, batch_at, FitConfig(updates=5), folder=tmp_path)
+    (tmp_path / "log.jsonl.0123456789abcdef.tmp").write_text("another process is writing this")
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
+    again = Quadratic()
+
+    def refuse(update):
+        raise AssertionError("trained on")
+
+    fit(again, refuse, FitConfig(updates=5), folder=tmp_path)
+    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.iterdir()} == before
+    for a, b in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_checkpoint_for_other_weights_is_refused(tmp_path):
     _, _, checkpoint = checkpoint_of(Quadratic())
     write_checkpoint(tmp_path, checkpoint, {"a": 1})
