@@ -227,6 +227,19 @@ def test_the_published_model_is_the_paper_preset():
     assert (plan.keep, plan.direct, plan.name) == (1.0, False, "wikitext-103")
 
 
+@pytest.mark.parametrize(("scale", "words"), [("small", 33_278), ("paper", 267_735)])
+def test_rivals_have_about_the_teachers_number_of_weights(scale, words):
+    plan = SCALES[scale]
+    text = Corpus("", Vocabulary(("<eos>", "<unk>")), *[torch.zeros(0, dtype=torch.int64)] * 3)
+    object.__setattr__(text, "vocabulary", range(words))  # as many words, without naming them
+    with torch.device("meta"):
+        models = {"teacher": plan.build(text)}
+        models |= {name: plan.build_explicit(name, text) for name in EXPLICIT}
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    for size in sizes.values():
+        assert size == pytest.approx(sizes["teacher"], rel=0.05)
+
+
 def test_missing_files_are_named_before_any_work(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"wikitext-2/wiki\.train\.tokens"):
         table1.table1(options(tmp_path, scale="small"))

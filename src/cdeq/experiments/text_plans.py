@@ -217,7 +217,7 @@ SCALES: dict[str, TextPlan] = {
             "tcn": {"channels": 32, "levels": 2},
             "gcnn": {"channels": 32, "levels": 1},
             "awd_qrnn": {"channels": 48, "layers": 2},
-            "transformer_xl": {"heads": 2, "inner": 64, "layers": 2, "memory": 16},
+            "transformer_xl": {"heads": 2, "inner": 64, "layers": 2},
         },
     ),
     "small": TextPlan(
@@ -257,10 +257,10 @@ SCALES: dict[str, TextPlan] = {
         few=50_000,
         explicit=dict.fromkeys(EXPLICIT, 300_000),
         bodies={
-            "tcn": {"channels": 700, "levels": 8},
-            "gcnn": {"channels": 900, "levels": 6},
-            "awd_qrnn": {"channels": 2500, "layers": 4},
-            "transformer_xl": {"heads": 10, "inner": 2800, "layers": 16, "memory": 150},
+            "tcn": {"channels": 1450, "levels": 6},
+            "gcnn": {"channels": 960, "levels": 6},
+            "awd_qrnn": {"channels": 2950, "layers": 4, "weight_dropout": 0.1},
+            "transformer_xl": {"heads": 10, "inner": 2800, "layers": 11},
         },
         explicit_rate=2.5e-4,
     ),
