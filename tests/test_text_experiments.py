@@ -409,7 +409,7 @@ def test_the_claims_follow_the_rows():
     worse = "\n".join(
         claims(results(*ROWS[:5], row("anchored", 2, 103.0), row("hyperdeq", 1, 50.0)))
     )
-    assert "worse than HyperDEQ at 1" in worse
+    assert "worse than HyperDEQ at 1 (by 101.80%)" in worse
     assert "rises by at most 2.08%" in worse
     assert "beats or matches" not in worse
 

@@ -81,7 +81,11 @@ def _student_line(results: Results, dataset: str, found: dict[str, list[Point]],
         if ours is None or ours.metric is None or not theirs:
             continue
         compared.append(k)
-        lost += [f"{style(p.method).name} at {k}" for p in theirs if _better(p, ours)]
+        for p in theirs:
+            assert p.metric is not None
+            if p.metric < ours.metric:
+                behind = 100 * (ours.metric / p.metric - 1)
+                lost.append(f"{style(p.method).name} at {k} (by {behind:.2f}%)")
     curve = [p.metric for p in found[name] if p.metric is not None]
     rise = max((b / a - 1 for a, b in pairwise(curve)), default=0.0)
     rises = (
@@ -98,10 +102,6 @@ def _student_line(results: Results, dataset: str, found: dict[str, list[Point]],
         f"{style(name).name}: closes {shares} of the gap in log-perplexity at 1 and 2 evaluations; {worse}; "
         f"perplexity {rises} ({trend})."
     )
-
-
-def _better(theirs: Point, ours: Point) -> bool:
-    return theirs.metric is not None and ours.metric is not None and theirs.metric < ours.metric
 
 
 def _first_near(points: Iterable[Point], goal: float) -> Point | None:
