@@ -34,7 +34,7 @@ NOTES = (
     "segment, so that an early token's state hears a little of later tokens: short of convergence their perplexity is "
     "not strictly causal. Picard, Few-step and Anchored are.",
     "Anchored here is the default recipe with rollouts of four steps, the student's own memory, and a task loss "
-    "(lambda_2 = 3) at its first two steps, chosen on the validation text; Paper has its published task loss. HyperDEQ "
+    "(lambda_2 = 5) at its first two steps, chosen on the validation text; Paper has its published task loss. HyperDEQ "
     "learns from equilibria alone, as published, from the same kind of start network as Anchored.",
     "Few-step models have fewer updates than the teacher (their seconds are in the list above); solvers are scored at "
     "their newest iterate.",

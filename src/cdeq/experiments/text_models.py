@@ -43,7 +43,7 @@ SAVED = "student"
 RECORD_STEPS = {"endpoint": 40, "full": 30}
 """Budget of a recorded solve: to its tolerance, or of all its states."""
 
-SHALLOW = {"depth": 4, "lambda_2": 3.0}
+SHALLOW = {"depth": 4, "lambda_2": 5.0}
 """Rollouts of four steps, the first two of which are also asked for the next words."""
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("paper", {}),

@@ -59,7 +59,7 @@ class TextPlan:
     warmup: int = 100
 
     recorded: int = 64
-    students: int = 140
+    students: int = 160
     papers: int = 350
     student_rate: float = 6e-3
     paper_rate: float = 1e-3
