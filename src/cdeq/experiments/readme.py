@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cdeq.experiments.results import Results
-from cdeq.experiments.table import curves, markdown_table, metric_of, style
+from cdeq.experiments.table import curves, markdown_table, metric_of, seconds_text, style
+from cdeq.experiments.table1_claims import SHOWN as TEXT_COUNTS
 
 TASKS = ("images", "text", "graph")
 SHOWN = ("metric", "distance", "f_equivalents")
 GRAPH_METHODS = ("anderson", "ignn_solver", "paper", "anchored")
 GRAPH_COUNTS = (1, 2)
+TEXT_METHODS = ("picard", "anderson", "broyden", "hyperdeq", "few_step", "paper", "anchored")
 
 
 def demo_figures(results: Path) -> str:
@@ -50,7 +52,39 @@ def graph_figures(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-PLACES: dict[str, Callable[[Path], str]] = {"figures": demo_figures, "graphs": graph_figures}
+def text_figures(results: Path) -> str:
+    """Perplexity on the real text: a line a method, a column a number of evaluations."""
+    found = Results.from_json(results / "small" / "table1.json")
+    parts = []
+    for dataset in found.datasets:
+        metric, teacher, by = (
+            metric_of(found, dataset),
+            found.teacher(dataset),
+            curves(found, dataset),
+        )
+        lines = [
+            f"{dataset}; the converged teacher: {metric.text(teacher.metric)} in {teacher.steps:.0f} steps.",
+            "",
+            "| method | " + " | ".join(map(str, TEXT_COUNTS)) + " | seconds a batch at 1 |",
+            "|---|" + "---:|" * (len(TEXT_COUNTS) + 1),
+        ]
+        for method in TEXT_METHODS:
+            at = {p.steps: p for p in by[method]}
+            cells = [metric.text(at[k].metric, at[k].spread) for k in TEXT_COUNTS]
+            lines.append(
+                f"| {style(method).name} | "
+                + " | ".join([*cells, seconds_text(at[1].seconds)])
+                + " |"
+            )
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+PLACES: dict[str, Callable[[Path], str]] = {
+    "figures": demo_figures,
+    "words": text_figures,
+    "graphs": graph_figures,
+}
 """What stands between <!-- name --> and <!-- end of name -->."""
 
 
