@@ -13,10 +13,11 @@ import torch
 
 from cdeq import cli
 from cdeq.data.block_model import block_model
-from cdeq.data.graph_sets import GRAPH_SETS, MissingDataError
+from cdeq.data.folders import MissingDataError
+from cdeq.data.graph_sets import GRAPH_SETS
 from cdeq.equilibrium.contract import from_functions
 from cdeq.experiments import compare as comparing
-from cdeq.experiments import graph_cells, graph_rivals, inductive, table3
+from cdeq.experiments import graph_rivals, inductive, table3, workers
 from cdeq.experiments.compare import (
     Equilibria,
     Explicit,
@@ -498,7 +499,7 @@ class Pool:
 
 
 def test_several_at_a_time_give_the_same_in_the_same_order(two_plans, tmp_path, monkeypatch):
-    monkeypatch.setattr(graph_cells, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(Pool, "made", [])
     lines, written = [], []
     asked = options(tmp_path, seeds=2, jobs=2, threads=3, progress=True, say=lines.append)
