@@ -22,10 +22,12 @@ from cdeq.experiments.metrics import Metric
 from cdeq.experiments.results import Row
 from cdeq.experiments.task import Batch
 from cdeq.models.learned_solvers import LearnedSolver
-from cdeq.solvers import Anderson, Solver, solve_model
+from cdeq.solvers import Anderson, Broyden, Picard, Solver, solve_model
 from cdeq.trajectories.capture import measure
 
 STEPS = (1, 2, 3, 5, 8, 12)
+SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
+"""The plain solvers that every student is compared with."""
 SLOW = 3.0
 """Seconds above which a piece of work is timed once."""
 

@@ -16,6 +16,7 @@ from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
 from cdeq.experiments.certified import CertifiedComparison, compare_certified
 from cdeq.experiments.compare import (
+    SOLVERS,
     compare,
     reference,
     solver_method,
@@ -34,7 +35,6 @@ from cdeq.experiments.table import seconds_text, style
 from cdeq.experiments.task import Task
 from cdeq.experiments.train import distil_student, teacher_result, train_teacher
 from cdeq.files import atomic_write_text
-from cdeq.solvers import Anderson, Broyden, Picard, Solver
 from cdeq.training.log import ProgressBar
 
 CERTIFIED = "anchored"
@@ -47,8 +47,7 @@ def measure_all(
     """Every solver and student on the test data, in one run."""
     model = check_contract(teacher)
     known = reference(model, task.test, task.metric)
-    solvers: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
-    methods = {name: solver_method(model, solver) for name, solver in solvers.items()}
+    methods = {name: solver_method(model, solver) for name, solver in SOLVERS.items()}
     methods |= {name: student_method(student) for name, student in students.items()}
     rows = compare(
         methods, model, task.test, known.states, task.metric, dataset=task.dataset, seed=seed

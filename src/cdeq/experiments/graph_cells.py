@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from cdeq.experiments.results import (
     current_command,
     current_commit,
     current_hardware,
+    joined,
 )
 from cdeq.experiments.workers import worked
 from cdeq.training.log import ProgressBar
@@ -39,8 +40,7 @@ class GraphCell:
         return Cells(self.options.runs).place(f"{self.plan.name}-{name}", whole)
 
     def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
-        shown = f"{self.plan.title}, seed {self.seed}: {title}"
-        return ProgressBar(shown) if self.options.progress else nullcontext()
+        return self.options.bar(f"{self.plan.title}, seed {self.seed}: {title}")
 
     def say(self, what: str, metric: float | None = None, training: Training | None = None) -> None:
         """A line about what is done."""
@@ -117,8 +117,8 @@ def _gathered(experiment: str, scale: str, parts: list[dict[str, Any]]) -> Resul
     return Results(
         experiment=experiment,
         scale=scale,
-        commit=" and ".join(dict.fromkeys(part["commit"] for part in parts)),
-        command=" and ".join(dict.fromkeys(part["command"] for part in parts)),
+        commit=joined(part["commit"] for part in parts),
+        command=joined(part["command"] for part in parts),
         hardware=parts[-1]["hardware"],
         teachers=tuple(TeacherResult(**t) for part in parts for t in part["teachers"]),
         rows=tuple(Row(**row) for part in parts for row in part["rows"]),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from cdeq.data.graphs import NodeTask
@@ -24,12 +23,12 @@ from cdeq.experiments.compare import (
 from cdeq.experiments.graph_tasks import GraphPlan, classes_of, features_of, labelled
 from cdeq.experiments.provenance import Training
 from cdeq.experiments.task import Batch, Task
-from cdeq.experiments.train import few_step_teaching, timed, train_teacher
+from cdeq.experiments.train import built, few_step_teaching, timed, train_solver, train_teacher
 from cdeq.models.graph.eignn import EIGNN
 from cdeq.models.graph.explicit import GAT, GCN, GCNII, explicit_loss
 from cdeq.models.graph.gpm import GPM
 from cdeq.models.graph.mignn import MIGNN
-from cdeq.models.learned_solvers import IGNNSolver, SolverLossWeights, SolverObjective
+from cdeq.models.learned_solvers import IGNNSolver, SolverLossWeights
 from cdeq.solvers import Anderson, Picard, Solver
 from cdeq.training.draws import numbered_draws
 from cdeq.training.log import Progress
@@ -130,27 +129,18 @@ def train_ignn_solver(
     progress: Progress | None,
 ) -> tuple[IGNNSolver, Training]:
     """IGNN-Solver for the teacher, on the equilibria that its students learn from."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        solver = IGNNSolver(width=plan.width)
-    weights = SolverLossWeights(anneal=plan.solvers)
-    batches = [store[i] for i in range(len(store))]
-    training = timed(
-        folder,
-        progress,
-        lambda tick: fit(
-            SolverObjective(solver, teacher, SOLVER_DEPTH, weights).train(),
-            lambda update: batches[update % len(batches)],
-            FitConfig(updates=plan.solvers, learning_rate=8e-3),
-            folder=folder,
-            identity={"solver": solver.config, "depth": SOLVER_DEPTH, "seed": seed},
-            progress=tick,
-        ),
+    solver = built(lambda: IGNNSolver(width=plan.width), seed)
+    training = train_solver(
+        solver,
+        teacher,
+        list(store),  # a graph is one batch, which is read but once
+        FitConfig(updates=plan.solvers, learning_rate=8e-3),
+        weights=SolverLossWeights(anneal=plan.solvers),
+        folder=folder,
+        seed=seed,
+        progress=progress,
     )
-    return solver.eval().requires_grad_(False), training
-
-
-SOLVER_DEPTH = 6
+    return solver, training
 
 
 # Explicit models.
@@ -196,9 +186,10 @@ def train_explicit(
 ) -> tuple[nn.Module, Training]:
     """An explicit model on the training labels of the graph."""
     extra = {"layers": plan.layers[name]} if name in plan.layers else {}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = EXPLICIT[name][0](features=features_of(nodes), classes=classes_of(nodes), **extra)
+    model = built(
+        lambda: EXPLICIT[name][0](features=features_of(nodes), classes=classes_of(nodes), **extra),
+        seed,
+    )
     batch = labelled(nodes, nodes.train)
     training = timed(
         folder,

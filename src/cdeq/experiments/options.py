@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from cdeq.training.log import ProgressBar
 
 
 class ExperimentError(ValueError):
@@ -33,6 +36,10 @@ class Options:
     threads: int | None = None
     progress: bool = False
     say: Callable[[str], None] = silent
+
+    def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
+        """A bar with this title, if bars are asked for."""
+        return ProgressBar(title) if self.progress else nullcontext()
 
     def quiet(self) -> Options:
         """The same without bars and lines, for a process of its own."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -158,6 +158,11 @@ class Results:
             return cls(**data)
         except ResultsError as error:
             raise ResultsError(f"{path}: {error}") from error
+
+
+def joined(names: Iterable[str]) -> str:
+    """The commits, or the commands, that made a result in several runs, each once."""
+    return " and ".join(dict.fromkeys(names))
 
 
 def mean(values: Sequence[float | None]) -> float | None:

@@ -6,17 +6,20 @@ processes of their own if so asked. At the end all models are timed in one proce
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cdeq.equilibrium.memory import Segment
 from cdeq.experiments.compare import (
+    SOLVERS,
     Equilibria,
     Explicit,
     Method,
@@ -40,6 +43,7 @@ from cdeq.experiments.results import (
     current_command,
     current_commit,
     current_hardware,
+    joined,
 )
 from cdeq.experiments.table1_claims import SHOWN, USUAL_TOLERANCE, write_table1
 from cdeq.experiments.text_models import (
@@ -67,11 +71,10 @@ from cdeq.experiments.text_quality import (
     text_reference,
 )
 from cdeq.experiments.workers import worked
-from cdeq.solvers import Anderson, Broyden, Picard, Solver, solve_model
+from cdeq.solvers import Anderson, Picard, solve_model
 
 SOLVED = (1, 2, 3, 4, 6, 8, 12)
 """Those of the plain solvers: closer, so that the moment they reach the converged perplexity is known better."""
-SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
 STARS = "equilibria.safetensors"
 
 
@@ -184,8 +187,10 @@ def _score_explicit(piece: Piece) -> dict[str, Any]:
 def _score_method(piece: Piece) -> dict[str, Any]:
     cell = piece.cell
     segments, metric = test_segments(cell), perplexity()
-    method, model, seconds = made(piece)
-    own = method.own or Equilibria(model=model, stars=_stars(cell)[0])
+    method, model, seconds = made(
+        piece, None if piece.kind == "few_step" else trained_teacher(cell)[0]
+    )
+    own = method.own or Equilibria(model=model, stars=_test_states(cell))
     with cell.bar(f"score {piece.name}") as bar:
         progress = None if bar is None else lambda done, total: bar(done, total, {})
         counts = method.counts or counts_of(piece.kind)
@@ -194,8 +199,11 @@ def _score_method(piece: Piece) -> dict[str, Any]:
     return {"scores": {k: asdict(quality) for k, quality in found.items()}, "seconds": seconds}
 
 
-def made(piece: Piece) -> tuple[Method, Teacher, float | None]:
-    """The method of a piece, trained; the teacher whose equilibrium it seeks; and the seconds it took to train."""
+def made(piece: Piece, teacher: Teacher) -> tuple[Method, Teacher, float | None]:
+    """The method of a piece, trained; the model whose equilibrium it seeks; and the seconds it took to train.
+
+    That model is the teacher; a few-step model, which asks for none, is its own.
+    """
     cell = piece.cell
     if piece.kind == "few_step":
         assert piece.steps is not None
@@ -204,7 +212,6 @@ def made(piece: Piece) -> tuple[Method, Teacher, float | None]:
         own = Equilibria(model=model, stars=[])
         fields: dict[str, Any] = {"own": own, "counts": (piece.steps,), "label": "few_step"}
         return solver_method(model, Picard(), **fields), model, training.seconds
-    teacher, _ = trained_teacher(cell)
     if piece.kind in SOLVERS:
         return solver_method(teacher, SOLVERS[piece.kind]), teacher, None
     if piece.kind == "hyperdeq":
@@ -214,12 +221,21 @@ def made(piece: Piece) -> tuple[Method, Teacher, float | None]:
     return student_method(student), teacher, training.seconds
 
 
-def _stars(cell: TextCell) -> tuple[list[Any], Segment]:
-    """The converged teacher's states on the test text, and the segment to time on."""
-    kept = load_file(cell.place("teacher") / STARS)
-    memory = tuple(kept[name] for name in sorted(kept) if name.startswith("memory."))
-    states = [kept[name] for name in sorted(kept) if name.isdigit()]
-    return states, Segment(kept["tokens"], memory)
+def _test_states(cell: TextCell) -> list[Any]:
+    """The converged teacher's states on the test text."""
+    return _kept(cell, str.isdigit)
+
+
+def _timed_segment(cell: TextCell) -> Segment:
+    """The segment to time on; of the file that has the states too, nothing else is read."""
+    memory = _kept(cell, lambda name: name.startswith("memory."))
+    [tokens] = _kept(cell, lambda name: name == "tokens")
+    return Segment(tokens, tuple(memory))
+
+
+def _kept(cell: TextCell, wanted: Callable[[str], bool]) -> list[Tensor]:
+    with safe_open(cell.place("teacher") / STARS, framework="pt") as file:
+        return [file.get_tensor(name) for name in sorted(filter(wanted, file.keys()))]
 
 
 def with_scoring(method: Method, model: Teacher, targets: Tensor) -> Method:
@@ -249,7 +265,9 @@ def solved_method(teacher: Teacher, targets: Tensor) -> Explicit:
 
     def output(x: Segment) -> Tensor:
         context = teacher.inject(x)
-        z = solve_model(teacher, context, Anderson(), tol=USUAL_TOLERANCE, max_steps=80).state
+        z = solve_model(
+            teacher, context, Anderson(), tol=USUAL_TOLERANCE, max_steps=REFERENCE_BUDGET
+        ).state
         return teacher.words.nll(teacher.readout(z, context), targets)
 
     return Explicit(output=output, parameters=parameter_count(teacher))
@@ -279,12 +297,12 @@ def methods_of(pieces: list[Piece]) -> list[Piece]:
 def timed_rows(cell: TextCell, found: dict[str, dict[str, Any]]) -> list[Row]:
     """All methods timed on one segment of the test text, in turns, and joined with their scores."""
     first, second = pieces_of(cell)
-    x = _stars(cell)[1]
+    x = _timed_segment(cell)
     targets = x.tokens  # as good as the next words: their likelihood takes as long
     teacher, _ = trained_teacher(cell)
     methods: dict[str, Method] = {}
     for piece in methods_of(second):
-        method, model, _ = made(piece)
+        method, model, _ = made(piece, teacher)
         counts = method.counts or counts_of(piece.kind)
         methods[piece.name] = with_scoring(replace(method, counts=counts), model, targets)
     explicit = {
@@ -362,8 +380,8 @@ def table1(options: Options) -> Results:
     results = Results(
         experiment="table1",
         scale=options.scale,
-        commit=_joined([*(score["commit"] for score in found.values()), current_commit()]),
-        command=_joined([*(score["command"] for score in found.values()), current_command()]),
+        commit=joined([*(score["commit"] for score in found.values()), current_commit()]),
+        command=joined([*(score["command"] for score in found.values()), current_command()]),
         hardware=current_hardware(),
         teachers=(result,),
         rows=tuple(rows),
@@ -371,10 +389,6 @@ def table1(options: Options) -> Results:
     write_table1(results, options.out)
     cell.say(f"the student is in {keep_student(cell)}: see cdeq generate --help")
     return results
-
-
-def _joined(names: list[str]) -> str:
-    return " and ".join(dict.fromkeys(names))
 
 
 def keep_student(cell: TextCell) -> Path:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
+from cdeq.experiments.compare import SOLVERS
 from cdeq.experiments.paper_table import gap_closed, write_table
 from cdeq.experiments.results import Results
 from cdeq.experiments.table import Point, curves, style
+from cdeq.experiments.text_plans import EXPLICIT
 
 NEAR = 1.01
 """Perplexity within this factor of the converged teacher's is reached."""
-SOLVERS = ("picard", "anderson", "broyden")
-EXPLICIT = ("tcn", "gcnn", "awd_qrnn", "transformer_xl")
 SHOWN = (1, 2, 4, 8, 12)
 """Evaluations at which every method is scored."""
 USUAL_TOLERANCE = 1e-3

@@ -11,6 +11,7 @@ from cdeq.consistency.distill import distill
 from cdeq.consistency.recipes import RECIPES, recipe_named
 from cdeq.equilibrium.contract import check_contract
 from cdeq.experiments.compare import (
+    SOLVERS,
     Explicit,
     Method,
     Reference,
@@ -44,7 +45,6 @@ from cdeq.experiments.results import Results, TeacherResult
 from cdeq.experiments.table import curves, style
 from cdeq.experiments.task import Task
 from cdeq.experiments.train import teacher_result, train_teacher
-from cdeq.solvers import Anderson, Broyden, Picard, Solver
 from cdeq.trajectories import TrajectoryStore, record
 
 COUNTS = tuple(range(1, 11))
@@ -68,8 +68,7 @@ def measure(cell: GraphCell) -> Measured:
     teachers = [teacher_result(task, teacher, known, training)]
     cell.say("IGNN", known.metric, training)
 
-    solvers: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
-    methods = {name: solver_method(model, solver) for name, solver in solvers.items()}
+    methods = {name: solver_method(model, solver) for name, solver in SOLVERS.items()}
     explicit: dict[str, Explicit] = {}
     for name, (build, solver) in RIVAL_TEACHERS.items():
         rival, found, result = _rival(cell, build(task, plan, nodes), name)

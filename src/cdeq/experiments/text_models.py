@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cdeq.consistency.distill import distill
-from cdeq.consistency.recipes import Recipe, recipe_named
+from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
 from cdeq.data.text import Corpus, Streams
 from cdeq.equilibrium.memory import Memory, Segment
@@ -22,12 +22,15 @@ from cdeq.experiments.cells import Cells
 from cdeq.experiments.options import Options
 from cdeq.experiments.provenance import Training
 from cdeq.experiments.text_plans import CHECKPOINT_EVERY, TextPlan
-from cdeq.experiments.train import PHANTOM_STEPS, few_step_teaching, timed
-from cdeq.models.learned_solvers import (
-    HyperDEQ,
-    SolverLossWeights,
-    SolverObjective,
+from cdeq.experiments.train import (
+    PHANTOM_STEPS,
+    SOLVER_DEPTH,
+    built,
+    few_step_teaching,
+    timed,
+    train_solver,
 )
+from cdeq.models.learned_solvers import HyperDEQ, SolverLossWeights
 from cdeq.training.log import Progress, ProgressBar
 from cdeq.training.loop import FitConfig, fit
 from cdeq.training.segments import CarriedMemory, ExplicitTextObjective, full_memory
@@ -37,7 +40,6 @@ from cdeq.trajectories import TrajectoryStore, record
 Teacher = Any
 """A DEQTransformer: an equilibrium model whose state is one tensor, with `words`, `loss` and memory."""
 
-SOLVER_DEPTH = 6
 SAVED = "student"
 """The folder of a finished student, inside that of its training."""
 RECORD_STEPS = {"endpoint": 40, "full": 30}
@@ -75,8 +77,7 @@ class TextCell:
         return {"plan": self.plan.base, "text": self.corpus.digest, **config}
 
     def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
-        shown = f"{self.plan.title}: {title}"
-        return ProgressBar(shown) if self.options.progress else nullcontext()
+        return self.options.bar(f"{self.plan.title}: {title}")
 
     def say(self, what: str) -> None:
         self.options.say(f"{self.plan.title}: {what}")
@@ -99,9 +100,7 @@ class TextCell:
 
 def pretrained(cell: TextCell) -> tuple[Teacher, Training]:
     """The teacher as a shallow model, which every equilibrium model begins from."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = cell.plan.build(cell.corpus)
+    model = built(lambda: cell.plan.build(cell.corpus), seed=0)
     training = _taught(cell, model, cell.plan.pretraining, cell.place("pretrain"), "pre-train")
     return model, training
 
@@ -188,11 +187,6 @@ def recorded(cell: TextCell, teacher: Teacher, mode: str) -> tuple[TrajectorySto
     return TrajectoryStore.open(folder), took["seconds"]
 
 
-def student_recipe(name: str) -> Recipe:
-    base, changes = RECIPES[name]
-    return recipe_named(base, **changes)
-
-
 def student_config(plan: TextPlan, name: str, seed: int) -> dict[str, Any]:
     """What a student depends on beside the teacher."""
     published = name == "paper"
@@ -203,7 +197,8 @@ def student_config(plan: TextPlan, name: str, seed: int) -> dict[str, Any]:
         warmup=updates // 20,
         checkpoint_every=CHECKPOINT_EVERY,
     )
-    recipe = student_recipe(name)
+    base, changes = RECIPES[name]
+    recipe = recipe_named(base, **changes)
     return {"recipe": recipe, "fit": fit_config, "segments": plan.recorded, "seed": seed}
 
 
@@ -251,26 +246,22 @@ def trained_hyperdeq(cell: TextCell, teacher: Teacher, seed: int) -> tuple[Hyper
     """HyperDEQ for the teacher, on the equilibria that its students learn from."""
     plan = cell.plan
     store, before = recorded(cell, teacher, "endpoint")
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        # The student's kind of start, which sees the tokens before a segment, as the published one would not.
-        solver = HyperDEQ(width=plan.width, initial=teacher.start_network())
+    # The student's kind of start, which sees the tokens before a segment, as the published one would not.
+    solver = built(lambda: HyperDEQ(width=plan.width, initial=teacher.start_network()), seed)
     config = hyperdeq_config(plan, seed)
     folder = cell.place("hyperdeq", config)
     with cell.bar(f"HyperDEQ, seed {seed}") as bar:
-        training = timed(
-            folder,
-            bar,
-            lambda tick: fit(
-                SolverObjective(solver, teacher, config["depth"], config["loss"]).train(),
-                lambda update: store[update % len(store)],
-                config["fit"],
-                folder=folder,
-                identity={"solver": solver.config, "depth": config["depth"], "seed": seed},
-                progress=tick,
-            ),
+        training = train_solver(
+            solver,
+            teacher,
+            store,
+            config["fit"],
+            weights=config["loss"],
+            folder=folder,
+            seed=seed,
+            progress=bar,
         )
-    return solver.eval().requires_grad_(False), _with(training, before)
+    return solver, _with(training, before)
 
 
 def _with(training: Training, seconds: float | None) -> Training:
@@ -296,9 +287,7 @@ def explicit_config(plan: TextPlan, name: str) -> dict[str, Any]:
 def trained_explicit(cell: TextCell, name: str) -> tuple[nn.Module, Training]:
     """An explicit language model, trained on the same text with the same vocabulary and dropout."""
     plan = cell.plan
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = plan.build_explicit(name, cell.corpus)
+    model = built(lambda: plan.build_explicit(name, cell.corpus), seed=0)
 
     def left(memory: Memory) -> Memory:
         with torch.no_grad():

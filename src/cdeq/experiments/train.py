@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -17,9 +18,12 @@ from cdeq.experiments.provenance import Training, TrainingClock
 from cdeq.experiments.results import TeacherResult
 from cdeq.experiments.task import Task
 from cdeq.gradients import Gradient, Phantom, Unrolled
+from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
 from cdeq.solvers import Picard
 from cdeq.training.log import Progress
+from cdeq.training.loop import FitConfig, fit
 from cdeq.training.teach import TeachConfig, teach
+from cdeq.trajectories import TrajectoryBatch, TrajectoryStore
 
 
 def timed(
@@ -37,13 +41,21 @@ def timed(
     return clock.keep(finished=True)
 
 
+Built = TypeVar("Built")
+
+
+def built(build: Callable[[], Built], seed: int) -> Built:
+    """What `build()` makes with the random numbers of a seed; the caller's stay as they were."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build()
+
+
 def train_teacher(
     task: Task, folder: Path | None, seed: int, progress: Progress | None
 ) -> tuple[nn.Module, Training]:
     """A trained teacher, resumed from `folder` if it was cut short, and what its training took in all."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        teacher = task.build()
+    teacher = built(task.build, seed)
     identity = {
         "task": task.name,
         "seed": seed,
@@ -58,6 +70,38 @@ def train_teacher(
         ),
     )
     return teacher.requires_grad_(False), training
+
+
+SOLVER_DEPTH = 6
+"""Steps that a learned solver is trained for."""
+
+
+def train_solver(
+    solver: LearnedSolver,
+    teacher: nn.Module,
+    batches: TrajectoryStore | list[TrajectoryBatch],
+    config: FitConfig,
+    *,
+    weights: SolverLossWeights,
+    folder: Path,
+    seed: int,
+    progress: Progress | None,
+) -> Training:
+    """Train a learned solver of the teacher in place, on recorded equilibria, one batch after another."""
+    training = timed(
+        folder,
+        progress,
+        lambda tick: fit(
+            SolverObjective(solver, teacher, SOLVER_DEPTH, weights).train(),
+            lambda update: batches[update % len(batches)],
+            config,
+            folder=folder,
+            identity={"solver": solver.config, "depth": SOLVER_DEPTH, "seed": seed},
+            progress=tick,
+        ),
+    )
+    solver.eval().requires_grad_(False)
+    return training
 
 
 PHANTOM_STEPS = 5

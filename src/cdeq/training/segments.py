@@ -80,7 +80,7 @@ def full_memory(next_memory: Callable[[Memory], Memory]) -> Memory:
 class ExplicitTextObjective(nn.Module):
     """The mean negative log-likelihood of the next words under an explicit language model.
 
-    The model is called as model(tokens, memory or None) -> features, memory, and has `words.nll`.
+    The model is called as model(tokens, memory or None) -> features, memory, and has `words.loss`.
     """
 
     def __init__(self, model: nn.Module, carried: CarriedMemory, seed: int):
@@ -95,6 +95,5 @@ class ExplicitTextObjective(nn.Module):
         with numbered_draws(self.seed, update):
             features, memory = self.model(tokens, self.carried.at(update) or None)
         self.carried.keep(memory)
-        nll = self.model.words.nll(features, targets)  # type: ignore[union-attr, operator]
-        loss = nll.sum() / (targets >= 0).sum().clamp_min(1)
+        loss = self.model.words.loss(features, targets)  # type: ignore[union-attr, operator]
         return loss, {"task": loss.detach()}

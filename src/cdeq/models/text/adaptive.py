@@ -106,6 +106,10 @@ class AdaptiveVocabulary(nn.Module):
                 loss = loss.index_add(0, positions, within)
         return loss.view(targets.shape)
 
+    def loss(self, features: Tensor, targets: Tensor) -> Tensor:
+        """The mean of `nll` over the targets that are not negative; 0 where there is none."""
+        return self.nll(features, targets).sum() / (targets >= 0).sum().clamp_min(1)
+
     def log_probabilities(self, features: Tensor) -> Tensor:
         """Features (..., D) to the logarithm of every word's probability, (..., V)."""
         head = self._head(features).log_softmax(dim=-1)

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from cdeq.equilibrium.memory import Memory, Segment
 from cdeq.models.text.adaptive import AdaptiveVocabulary
 from cdeq.models.text.relative import relative_attention, sinusoids
-from cdeq.models.text.windows import causal_windows
+from cdeq.models.text.windows import WindowStart
 
 
 class SegmentContext(NamedTuple):
@@ -188,8 +188,7 @@ class DEQTransformer(nn.Module):
 
     def loss(self, features: Tensor, targets: Tensor) -> Tensor:
         """Mean negative log-likelihood of the targets (B, L) that are not negative."""
-        counted = (targets >= 0).sum().clamp_min(1)
-        return self.words.nll(features, targets).sum() / counted
+        return self.words.loss(features, targets)
 
     @torch.no_grad()
     def remember(self, z: Tensor, context: SegmentContext) -> Memory:
@@ -205,21 +204,12 @@ class DEQTransformer(nn.Module):
         return SegmentStart(self.width)
 
 
-class SegmentStart(nn.Module):
-    """s(u) = W gelu(conv(u)): a convolution over what the input adds to the values of a token and of those before it.
+class SegmentStart(WindowStart):
+    """A convolution over what the input adds to the values of a token and of those before it.
 
-    Zero before training. The memory has what was added to earlier tokens, so that a text cut anywhere starts alike.
+    The memory has what was added to earlier tokens, so that a text cut anywhere starts alike.
     """
-
-    def __init__(self, width: int, kernel: int = 3):
-        super().__init__()
-        self.width, self.kernel = width, kernel
-        self.mix = nn.Linear(kernel * width, width)
-        self.out = nn.Linear(width, width)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
 
     def forward(self, context: SegmentContext) -> Tensor:
         u = context.injection[..., 2 * self.width : 3 * self.width]
-        before = context.memory[1][..., self.width :]
-        return self.out(F.gelu(self.mix(causal_windows(u, self.kernel, before=before))))
+        return self.start(u, before=context.memory[1][..., self.width :])

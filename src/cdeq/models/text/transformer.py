@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq.models.text.windows import causal_windows
+from cdeq.models.text.windows import WindowStart
 
 
 class TransformerDEQ(nn.Module):
@@ -127,19 +127,11 @@ def rotary_table(length: int, dim: int, base: float = 10_000.0) -> tuple[Tensor,
     return angles.cos(), angles.sin()
 
 
-class CausalConvStart(nn.Module):
-    """s(r) = W gelu(conv(r)), a convolution over a token and the `kernel` - 1 before it.
+class CausalConvStart(WindowStart):
+    """A convolution over the injection into the residual stream.
 
-    Zero before training. At kernel 3 half the multiplications of a step without its attention.
+    At kernel 3 half the multiplications of a step without its attention.
     """
 
-    def __init__(self, width: int, kernel: int = 3):
-        super().__init__()
-        self.width, self.kernel = width, kernel
-        self.mix = nn.Linear(kernel * width, width)
-        self.out = nn.Linear(width, width)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-
     def forward(self, context: Tensor) -> Tensor:
-        return self.out(F.gelu(self.mix(causal_windows(context[..., -self.width :], self.kernel))))
+        return self.start(context[..., -self.width :])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 
@@ -18,3 +18,21 @@ def causal_windows(
     known = x if before is None else torch.cat((before[:, max(before.shape[1] - past, 0) :], x), 1)
     known = F.pad(known, (0, 0, past + length - known.shape[1], 0))
     return torch.cat([known[:, i : i + length] for i in range(0, past + 1, dilation)], dim=-1)
+
+
+class WindowStart(nn.Module):
+    """s(u) = W gelu(conv(u)): a start for students, from u (B, L, D) of a token and the `kernel` - 1 before it.
+
+    Zero before training. What u is of a context, a subclass says in its `forward`.
+    """
+
+    def __init__(self, width: int, kernel: int = 3):
+        super().__init__()
+        self.width, self.kernel = width, kernel
+        self.mix = nn.Linear(kernel * width, width)
+        self.out = nn.Linear(width, width)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def start(self, u: Tensor, before: Tensor | None = None) -> Tensor:
+        return self.out(F.gelu(self.mix(causal_windows(u, self.kernel, before=before))))
