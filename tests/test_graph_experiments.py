@@ -29,7 +29,6 @@ from cdeq.experiments.compare import (
 from cdeq.experiments.graph_cells import GraphCell, plans_of, run_graphs
 from cdeq.experiments.graph_rivals import (
     EXPLICIT,
-    ExplicitObjective,
     closed_form,
     eignn_task,
     explicit_fit,
@@ -51,9 +50,11 @@ from cdeq.experiments.graph_tasks import (
 from cdeq.experiments.metrics import accuracy
 from cdeq.experiments.options import ExperimentError, Options
 from cdeq.experiments.results import Results, Row, TeacherResult
+from cdeq.models.graph.explicit import explicit_loss
 from cdeq.models.graph.ignn import IGNN
 from cdeq.solvers import Picard, solve_model
 from cdeq.training.loop import FitConfig
+from cdeq.training.supervised import SupervisedObjective
 from cdeq.training.task_loss import IGNORED, cross_entropy
 from cdeq.training.teach import TeachingObjective, teach
 from cdeq.trajectories import record
@@ -345,12 +346,12 @@ def test_an_update_has_its_own_dropout():
     batch = labelled(nodes, nodes.train)
     model = counting_model(nodes, dropout=0.5)
     model.forward = lambda graph: model.readout(model.inject(graph).injection, None)
-    objective = ExplicitObjective(model, seed=0).train()
+    objective = SupervisedObjective(model, explicit_loss, seed=0).train()
     before = torch.get_rng_state()
     first, again, other = (objective(batch, update)[0].item() for update in (3, 3, 4))
     assert first == again
     assert first != other
-    assert ExplicitObjective(model, seed=1).train()(batch, 3)[0].item() != first
+    assert SupervisedObjective(model, explicit_loss, seed=1).train()(batch, 3)[0].item() != first
     assert torch.equal(torch.get_rng_state(), before)
 
 

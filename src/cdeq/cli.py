@@ -75,8 +75,8 @@ class Reproduce:
     Work that was done before is not done again; a run cut short goes on where it was.
     """
 
-    experiment: tyro.conf.Positional[Literal["table1", "table3", "inductive"]]
-    """Which: table1 (language modelling), table3 (node classification), inductive (unseen nodes)."""
+    experiment: tyro.conf.Positional[Literal["table1", "table2", "table3", "inductive"]]
+    """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes)."""
     scale: Literal["tiny", "small", "paper"] = "small"
     """tiny: embedded data, a minute; small: real data, one to two hours on two cores; paper: for GPUs."""
     data_dir: Path | None = None

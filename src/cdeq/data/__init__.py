@@ -13,6 +13,15 @@ from cdeq.data.embedded import (
 from cdeq.data.folders import MissingDataError, data_folder
 from cdeq.data.graph_sets import GRAPH_SETS, is_available, load_graph
 from cdeq.data.graphs import Graph, NodeTask, nearest_neighbours, normalised_adjacency
+from cdeq.data.image_folders import IMAGENET_STANDARD, FolderBatches, FolderImages
+from cdeq.data.image_sets import (
+    IMAGE_SETS,
+    is_image_set_available,
+    load_images,
+    read_class_folders,
+    require_image_files,
+)
+from cdeq.data.images import Augmentation, Images, ImageSet, Standard
 from cdeq.data.npz_graphs import read_npz_graph
 from cdeq.data.ogb import read_ogb
 from cdeq.data.planetoid import read_planetoid
@@ -29,13 +38,21 @@ from cdeq.data.unpickle import UnsafePickleError
 
 __all__ = [
     "GRAPH_SETS",
+    "IMAGENET_STANDARD",
+    "IMAGE_SETS",
     "TEXT_SETS",
+    "Augmentation",
     "Corpus",
     "Examples",
+    "FolderBatches",
+    "FolderImages",
     "Graph",
+    "ImageSet",
+    "Images",
     "MissingDataError",
     "NodeTask",
     "Splits",
+    "Standard",
     "Streams",
     "Text",
     "UnsafePickleError",
@@ -46,16 +63,20 @@ __all__ = [
     "digits_images",
     "from_pyg",
     "is_available",
+    "is_image_set_available",
     "is_text_available",
     "load_graph",
     "load_hub_text",
+    "load_images",
     "load_text",
     "nearest_neighbours",
     "normalised_adjacency",
     "pydoc_text",
+    "read_class_folders",
     "read_npz_graph",
     "read_ogb",
     "read_planetoid",
     "read_text_folder",
+    "require_image_files",
     "text_windows",
 ]

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from cdeq.data.graphs import Graph, NodeTask, nearest_neighbours, normalised_adjacency
+from cdeq.data.image_sets import split_images
+from cdeq.data.images import Images, ImageSet
 from cdeq.data.text import Corpus, Vocabulary
 
 
@@ -56,6 +58,19 @@ def digits_images(seed: int = 0, *, valid: int = 200, test: int = 400) -> Splits
     mean, std = pixels[parts[0]].mean(), pixels[parts[0]].std()
     images = ((pixels - mean) / std).reshape(-1, 1, 8, 8)
     return Splits(*(Examples(images[part], labels[part]) for part in parts))
+
+
+def digits_set(*, test: int = 40) -> ImageSet:
+    """The same digits as bytes (N, 1, 8, 8), `test` of each class to report on, the last ones."""
+    pixels, labels = _digits()
+    images = Images(
+        pixels=(pixels * 255).round().to(torch.uint8).reshape(-1, 1, 8, 8), labels=labels
+    )
+    last = torch.zeros(len(labels), dtype=torch.bool)
+    for label in range(10):
+        last[(labels == label).nonzero().flatten()[-test:]] = True
+    names = tuple(map(str, range(10)))
+    return split_images("digits", images.take(~last), images.take(last), classes=names, valid=20)
 
 
 def digits_graph(

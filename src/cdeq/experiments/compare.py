@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -165,6 +165,7 @@ class Quality:
     metric: float
     distance: float | None
     residual: float | None
+    top5: float | None = None
 
 
 @torch.no_grad()
@@ -172,31 +173,50 @@ def quality(
     method: Method,
     teacher: EquilibriumModel,
     batches: list[Batch],
-    stars: list[State],
+    stars: Sequence[State] | None,
     metric: Metric,
     counts: tuple[int, ...] = STEPS,
+    *,
+    top5: Metric | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[int, Quality]:
-    """Metric, distance to the equilibrium and teacher's residual (an evaluation that is not part of the cost)."""
+    """Metric, distance to the equilibrium and teacher's residual (an evaluation that is not part of the cost).
+
+    Without `stars` neither of the last two is measured. `top5` is a metric beside the first.
+    """
     parts: dict[int, list[tuple[float, int]]] = {k: [] for k in counts}
+    beside: dict[int, list[tuple[float, int]]] = {k: [] for k in counts}
     distances: dict[int, list[Tensor]] = {k: [] for k in counts}
     residuals: dict[int, list[Tensor]] = {k: [] for k in counts}
     batched = is_batched(teacher)
-    for (x, y), star in zip(batches, stars, strict=True):
+    for number, (x, y) in enumerate(batches):
         context = teacher.inject(x)
+        star = None if stars is None else stars[number]
         for k, z in enumerate(method.states(x, max(counts))):
             if k not in parts:
                 continue
-            parts[k].append(metric.part(teacher.readout(z, context), y))
-            distances[k].append(relative_distance(z, star, batched))
-            residuals[k].append(measure(teacher, z, context))
+            output = teacher.readout(z, context)
+            parts[k].append(metric.part(output, y))
+            if top5 is not None:
+                beside[k].append(top5.part(output, y))
+            if star is not None:
+                distances[k].append(relative_distance(z, star, batched))
+                residuals[k].append(measure(teacher, z, context))
+        if progress is not None:
+            progress(number + 1, len(batches))
     return {
         k: Quality(
             metric.score(parts[k]),
-            float(torch.cat(distances[k]).mean()),
-            float(torch.cat(residuals[k]).mean()),
+            _mean(distances[k]),
+            _mean(residuals[k]),
+            None if top5 is None else top5.score(beside[k]),
         )
         for k in counts
     }
+
+
+def _mean(found: list[Tensor]) -> float | None:
+    return float(torch.cat(found).mean()) if found else None
 
 
 @torch.no_grad()
@@ -337,6 +357,7 @@ def method_rows(
             f_equivalents=(k * step + extra) / seconds["step"],
             parameters=method.parameters,
             train_seconds=train_seconds,
+            top5=score.top5,
         )
         for k, score in scores.items()
     ]

@@ -22,7 +22,7 @@ from cdeq.experiments.compare import (
 )
 from cdeq.experiments.graph_tasks import GraphPlan, classes_of, features_of, labelled
 from cdeq.experiments.provenance import Training
-from cdeq.experiments.task import Batch, Task
+from cdeq.experiments.task import Task
 from cdeq.experiments.train import built, few_step_teaching, timed, train_solver, train_teacher
 from cdeq.models.graph.eignn import EIGNN
 from cdeq.models.graph.explicit import GAT, GCN, GCNII, explicit_loss
@@ -30,9 +30,9 @@ from cdeq.models.graph.gpm import GPM
 from cdeq.models.graph.mignn import MIGNN
 from cdeq.models.learned_solvers import IGNNSolver, SolverLossWeights
 from cdeq.solvers import Anderson, Picard, Solver
-from cdeq.training.draws import numbered_draws
 from cdeq.training.log import Progress
 from cdeq.training.loop import FitConfig, fit
+from cdeq.training.supervised import SupervisedObjective
 from cdeq.trajectories import TrajectoryStore
 
 # Other equilibrium models.
@@ -155,19 +155,6 @@ EXPLICIT: dict[str, tuple[type[nn.Module], float]] = {
 """Each with its learning rate."""
 
 
-class ExplicitObjective(nn.Module):
-    """Cross entropy of the labelled nodes."""
-
-    def __init__(self, model: nn.Module, seed: int):
-        super().__init__()
-        self.model, self.seed = model, seed
-
-    def forward(self, batch: Batch, update: int) -> tuple[Tensor, dict[str, Tensor]]:
-        with numbered_draws(self.seed, update):
-            loss = explicit_loss(self.model, *batch)
-        return loss, {"task": loss.detach()}
-
-
 def explicit_fit(name: str, plan: GraphPlan) -> FitConfig:
     """How an explicit model is trained."""
     updates = plan.gpm_updates if name == "gpm" else plan.rivals
@@ -195,7 +182,7 @@ def train_explicit(
         folder,
         progress,
         lambda tick: fit(
-            ExplicitObjective(model, seed).train(),
+            SupervisedObjective(model, explicit_loss, seed).train(),
             lambda update: batch,
             explicit_fit(name, plan),
             folder=folder,

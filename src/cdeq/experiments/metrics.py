@@ -41,6 +41,19 @@ def accuracy() -> Metric:
     return Metric(name="accuracy", higher_is_better=True, part=_correct, whole=lambda s, n: s / n)
 
 
+def top_accuracy(count: int) -> Metric:
+    """Fraction of labels that are among the `count` largest logits."""
+
+    def part(output: Tensor, labels: Tensor) -> tuple[float, int]:
+        named = output.topk(min(count, output.shape[-1]), dim=-1).indices
+        counts = labels != IGNORED
+        return float(((named == labels[..., None]).any(-1) & counts).sum()), int(counts.sum())
+
+    return Metric(
+        name=f"top-{count} accuracy", higher_is_better=True, part=part, whole=lambda s, n: s / n
+    )
+
+
 def perplexity() -> Metric:
     """exp of the mean negative log-likelihood."""
     return Metric(

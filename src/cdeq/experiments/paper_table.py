@@ -52,10 +52,10 @@ def paper_table(
     Distances are compared among the methods of one and the same equilibrium, default all.
     """
     found, metric = curves(results, dataset), metric_of(results, dataset)
-    lines = [
-        f"| model | parameters | evaluations | {metric.name} | distance | seconds | cost in steps | gap closed |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    ranked = any(p.top5 is not None for points in found.values() for p in points)
+    head = ["model", "parameters", "evaluations", metric.name, *(["top 5"] if ranked else [])]
+    head += ["distance", "seconds", "cost in steps", "gap closed"]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for k in (None, *shown):
         block = [p for points in found.values() for p in points if p.steps == k]
         scores = [p.metric for p in block if p.metric is not None]
@@ -76,6 +76,7 @@ def paper_table(
                 f"{p.parameters:,}",
                 "–" if k is None else str(k),
                 _bold(metric.text(p.metric, p.spread), p.metric is not None and p.metric == best),
+                *([metric.text(p.top5, None)] if ranked else []),
                 _bold(small_text(p.distance), p.distance is not None and p.distance == near),
                 seconds_text(p.seconds),
                 cost_text(p.f_equivalents),

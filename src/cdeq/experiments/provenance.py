@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,11 @@ class Training:
     seconds: float | None = 0.0
     commits: tuple[str, ...] = ()
     finished: bool = False
+
+    def after(self, seconds: float | None) -> Training:
+        """This training together with what was done before it."""
+        known = self.seconds is not None and seconds is not None
+        return replace(self, seconds=(self.seconds or 0) + (seconds or 0) if known else None)
 
 
 def read_training(folder: Path) -> Training:

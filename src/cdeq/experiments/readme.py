@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cdeq.experiments.results import Results
 from cdeq.experiments.table import curves, markdown_table, metric_of, seconds_text, style
-from cdeq.experiments.table1_claims import SHOWN as TEXT_COUNTS
+from cdeq.experiments.text_cells import SHOWN as TEXT_COUNTS
 
 TASKS = ("images", "text", "graph")
 SHOWN = ("metric", "distance", "f_equivalents")

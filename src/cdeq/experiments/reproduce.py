@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cdeq.experiments import table1_claims, table3
+from cdeq.experiments import image_cells, table3, text_cells
 from cdeq.experiments.inductive import inductive
 from cdeq.experiments.options import Options
 from cdeq.experiments.results import Results
 from cdeq.experiments.table1 import table1
+from cdeq.experiments.table2 import table2
 
 EXPERIMENTS: dict[str, Callable[[Options], Results]] = {
     "table1": table1,
+    "table2": table2,
     "table3": table3.table3,
     "inductive": inductive,
 }
 """Each runs at the scale of its options, and writes its JSON, Markdown and PNG as it goes."""
 
 TABLE_COUNTS: dict[str, tuple[int, ...]] = {
-    "table1": table1_claims.SHOWN,
+    "table1": text_cells.SHOWN,
+    "table2": image_cells.SHOWN,
     "table3": table3.SHOWN,
     "inductive": table3.SHOWN,
 }

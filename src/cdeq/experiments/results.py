@@ -69,6 +69,8 @@ class Row:
     parameters: int
     train_seconds: float | None = None
     """What its own training took, beside its teacher's; None where nothing was trained or nobody kept the time."""
+    top5: float | None = None
+    """Share of images whose class is among the five likeliest; None for other metrics."""
 
     def __post_init__(self) -> None:
         _check_fields(self)

@@ -68,6 +68,14 @@ STYLES = {
         dark="#8cc7e6",
         marker=">",
     ),
+    "deq": Style(
+        name="DEQ (single-stream)", kind="solver", colour="#2f6b8a", dark="#8cc7e6", marker=">"
+    ),
+    "alexnet": Style(name="AlexNet", kind="explicit", colour="#3f6f1d", dark="#a0cf75", marker="*"),
+    "inception_v2": Style(
+        name="Inception-V2", kind="explicit", colour="#8c2f39", dark="#ee8f99", marker="*"
+    ),
+    "hrnet": Style(name="HRNet", kind="explicit", colour="#4a4a9c", dark="#a9a9ee", marker="*"),
     "tcn": Style(name="TCN", kind="explicit", colour="#3f6f1d", dark="#a0cf75", marker="*"),
     "gcnn": Style(
         name="Gated ConvNet", kind="explicit", colour="#8c2f39", dark="#ee8f99", marker="*"
@@ -117,6 +125,7 @@ class Point:
     seeds: int
     spread: float | None
     """Standard deviation of the metric over the seeds; None for a single seed."""
+    top5: float | None = None
 
 
 def curves(results: Results, dataset: str) -> dict[str, list[Point]]:
@@ -149,6 +158,7 @@ def _point(rows: list[Row]) -> Point:
         parameters=rows[0].parameters,
         seeds=len(rows),
         spread=stdev(metrics) if len(metrics) == len(rows) > 1 else None,
+        top5=mean([row.top5 for row in rows]),
     )
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 
+from cdeq.experiments.claims import (
+    PERPLEXITY,
+    cost_line,
+    explicit_line,
+    solved_line,
+    speed_line,
+    student_line,
+)
 from cdeq.experiments.compare import SOLVERS
-from cdeq.experiments.paper_table import gap_closed, write_table
+from cdeq.experiments.paper_table import write_table
 from cdeq.experiments.results import Results
-from cdeq.experiments.table import Point, curves, style
+from cdeq.experiments.table import curves
+from cdeq.experiments.text_cells import SHOWN, TextCell
 from cdeq.experiments.text_plans import EXPLICIT
 
-NEAR = 1.01
-"""Perplexity within this factor of the converged teacher's is reached."""
-SHOWN = (1, 2, 4, 8, 12)
-"""Evaluations at which every method is scored."""
-USUAL_TOLERANCE = 1e-3
-"""To which the teacher's own solver is run in use: a user cannot know the perplexity to stop at."""
 SAME_EQUILIBRIUM = (*SOLVERS, "hyperdeq", "paper", "anchored", "anchored_teacher_memory")
 
 NOTES = (
@@ -54,138 +55,17 @@ def claims(results: Results) -> list[str]:
     for dataset in results.datasets:
         found = curves(results, dataset)
         for name in ("paper", "anchored"):
+            rivals = [*SOLVERS, "hyperdeq", "few_step", *(["paper"] if name == "anchored" else [])]
             if name in found:
-                lines.append(_student_line(results, dataset, found, name))
+                lines.append(student_line(results, dataset, name, rivals, SHOWN, PERPLEXITY))
         lines += [
-            _speed_line(results, dataset, found),
-            _solved_line(results, dataset, found),
-            _cost_line(results, dataset, found),
-            _explicit_line(results, dataset, found),
+            speed_line(results, dataset, PERPLEXITY),
+            solved_line(results, dataset, PERPLEXITY, TextCell.tolerances.usual),
+            cost_line(results, dataset),
+            explicit_line(results, dataset, EXPLICIT, PERPLEXITY),
             _memory_line(results, dataset),
         ]
     return [f"- {line}" for line in lines if line]
-
-
-def _at(found: dict[str, list[Point]], method: str, steps: int | None) -> Point | None:
-    return next((p for p in found.get(method, []) if p.steps == steps), None)
-
-
-def _student_line(results: Results, dataset: str, found: dict[str, list[Point]], name: str) -> str:
-    closed = [gap_closed(results, dataset, name, k) for k in (1, 2)]
-    shares = " and ".join("–" if c is None else f"{100 * c:.1f}%" for c in closed)
-    rivals = [*SOLVERS, "hyperdeq", "few_step", *(["paper"] if name == "anchored" else [])]
-    lost, compared = [], []
-    for k in SHOWN:
-        ours = _at(found, name, k)
-        theirs = [p for rival in rivals if (p := _at(found, rival, k)) and p.metric is not None]
-        if ours is None or ours.metric is None or not theirs:
-            continue
-        compared.append(k)
-        for p in theirs:
-            assert p.metric is not None
-            if p.metric < ours.metric:
-                behind = 100 * (ours.metric / p.metric - 1)
-                lost.append(f"{style(p.method).name} at {k} (by {behind:.2f}%)")
-    curve = [p.metric for p in found[name] if p.metric is not None]
-    rise = max((b / a - 1 for a, b in pairwise(curve)), default=0.0)
-    rises = (
-        f"rises by at most {100 * rise:.2f}% from one count to the next"
-        if rise > 0
-        else "never rises"
-    )
-    trend = " → ".join(f"{m:.1f}" for m in curve)
-    where = ", ".join(map(str, compared))
-    worse = (
-        f"worse than {', '.join(lost)}" if lost else f"no equilibrium rival is better at {where}"
-    )
-    return (
-        f"{style(name).name}: closes {shares} of the gap in log-perplexity at 1 and 2 evaluations; {worse}; "
-        f"perplexity {rises} ({trend})."
-    )
-
-
-def _first_near(points: Iterable[Point], goal: float) -> Point | None:
-    """The quickest point whose perplexity is near the goal."""
-    near = [p for p in points if p.metric is not None and p.metric <= NEAR * goal and p.seconds]
-    return min(near, key=lambda p: p.seconds or 0.0, default=None)
-
-
-def _speed_line(results: Results, dataset: str, found: dict[str, list[Point]]) -> str:
-    goal = results.teacher(dataset).metric
-    if goal is None:
-        return ""
-    solver = _first_near((p for name in SOLVERS for p in found.get(name, [])), goal)
-    student = _first_near(found.get("anchored", []), goal)
-    if student is None:
-        return f"Anchored does not come within 1% of the converged perplexity {goal:.1f}."
-    if solver is None:
-        return (
-            f"Anchored comes within 1% of the converged perplexity {goal:.1f} at {student.steps} evaluations, "
-            f"{1000 * (student.seconds or 0):.0f} ms a batch; no solver does up to 12."
-        )
-    ours, theirs = student.seconds or 0.0, solver.seconds or 0.0
-    return (
-        f"Within 1% of the converged perplexity {goal:.1f}: Anchored at {student.steps} evaluations, "
-        f"{1000 * ours:.0f} ms a batch; the quickest solver, {style(solver.method).name}, at {solver.steps}, "
-        f"{1000 * theirs:.0f} ms: {theirs / ours:.1f} times as long."
-    )
-
-
-def _solved_line(results: Results, dataset: str, found: dict[str, list[Point]]) -> str:
-    """The solver as it is used: to a tolerance, since nobody in production knows the perplexity to stop at."""
-    goal = results.teacher(dataset).metric
-    solved = next(iter(found.get("solved", [])), None)
-    if goal is None or solved is None or not solved.seconds:
-        return ""
-    student = _first_near(found.get("anchored", []), goal)
-    if student is None or not student.seconds:
-        return ""
-    return (
-        f"The teacher's own solver, Anderson, run to its tolerance of {USUAL_TOLERANCE:g}, takes "
-        f"{solved.f_equivalents or 0:.1f} evaluations on average and {1000 * solved.seconds:.0f} ms a batch "
-        f"(perplexity {solved.metric:.1f}): "
-        f"{solved.seconds / student.seconds:.1f} times as long as that student."
-    )
-
-
-def _cost_line(results: Results, dataset: str, found: dict[str, list[Point]]) -> str:
-    teacher = results.teacher(dataset).train_seconds
-    parts = []
-    for name in ("anchored", "paper", "hyperdeq", "few_step"):
-        spent = [r.train_seconds for r in results.rows_of(dataset) if r.method == name]
-        known = [s for s in spent if s is not None]
-        if not teacher or not spent:
-            continue
-        if len(known) < len(spent):
-            parts.append(f"{style(name).name} not known")
-            continue
-        mean = sum(known) / len(known)
-        parts.append(f"{style(name).name} {mean:.0f} s ({100 * mean / teacher:.1f}%)")
-    if not teacher or not parts:
-        return ""
-    return (
-        f"Training: the teacher {teacher:.0f} s; the others with what they learn from recorded, Few-step with the "
-        f"pre-training it shares, {', '.join(parts)}."
-    )
-
-
-def _explicit_line(results: Results, dataset: str, found: dict[str, list[Point]]) -> str:
-    goal = results.teacher(dataset).metric
-    rows = [r for r in results.rows_of(dataset) if r.method in EXPLICIT and r.metric is not None]
-    if goal is None or not rows:
-        return ""
-    parts = [
-        f"{style(row.method, explicit=True).name} {row.metric:.1f}"
-        + (f" ({row.train_seconds:.0f} s)" if row.train_seconds is not None else "")
-        for row in rows
-    ]
-    best = min(row.metric for row in rows if row.metric is not None)
-    verdict = (
-        "beats or matches them all"
-        if goal <= best
-        else f"is {100 * (goal / best - 1):.1f}% behind the best of them"
-    )
-    return f"Explicit models: {', '.join(parts)}; the converged teacher, {goal:.1f}, {verdict}."
 
 
 def _memory_line(results: Results, dataset: str) -> str:

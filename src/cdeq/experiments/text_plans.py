@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
 from pathlib import Path
@@ -14,28 +14,17 @@ from torch import nn
 from cdeq.data.embedded import pydoc_words
 from cdeq.data.text import Corpus, Streams
 from cdeq.data.text_sets import load_text, require_text_files
-from cdeq.gradients import Phantom
+from cdeq.experiments.plans import ModelPlan
 from cdeq.models.text.convolutional import TCN, GatedConvNet
 from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.models.text.recurrent import QRNN
 from cdeq.models.text.transformer_xl import TransformerXL
-from cdeq.solvers import Anderson
-from cdeq.training.loop import FitConfig
-from cdeq.training.teach import TeachConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextPlan:
-    """Everything that is chosen for one text; settings were chosen on its validation split.
+class TextPlan(ModelPlan):
+    """A text and the DEQ-Transformer on it, beside what every plan has; `length` tokens a segment."""
 
-    A teacher is pre-trained as `pretrain_depth` unrolled steps for `pretrain` updates, then trained at its
-    equilibrium for `updates`. `few` updates of a few-step model begin where the pre-training ended. `recorded`
-    segments of the training text are distilled from; `students`, `papers` and `solvers` are updates of students, of
-    those by the published recipe, whose update is one evaluation or two, and of HyperDEQ.
-    """
-
-    name: str
-    title: str
     width: int = 128
     heads: int = 4
     inner: int = 1024
@@ -45,37 +34,7 @@ class TextPlan:
     dropout: float = 0.05
     keep: float = 1.0
     direct: bool = False
-
-    batch: int = 16
     length: int = 64
-    pretrain: int = 1600
-    pretrain_depth: int = 3
-    pretrain_rate: float = 2e-3
-    updates: int = 700
-    learning_rate: float = 1e-3
-    depths: tuple[int, int] = (8, 20)
-    phantom: int = 3
-    penalty: float = 0.1
-    warmup: int = 100
-
-    recorded: int = 64
-    students: int = 160
-    papers: int = 350
-    student_rate: float = 6e-3
-    paper_rate: float = 1e-3
-    solvers: int = 150
-    solver_rate: float = 3e-3
-    few: int = 600
-    explicit: dict[str, int] = field(default_factory=dict)
-    """Updates of each explicit model: about as many as the teacher's time allows."""
-    bodies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Sizes of an explicit model, where not its own default."""
-    explicit_rate: float = 2e-3
-
-    @property
-    def base(self) -> dict[str, Any]:
-        """The fields that the text and its teacher depend on; changing others does not train the teacher anew."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in LATER}
 
     def require(self, folder: Path | None) -> None:
         """Refuse, by name, a text whose files are not there; nothing is read."""
@@ -128,54 +87,6 @@ class TextPlan:
             "dropout": self.dropout,
         }
 
-    @property
-    def pretraining(self) -> TeachConfig:
-        """Shallow: `pretrain_depth` steps, unrolled."""
-        fit = FitConfig(
-            updates=self.pretrain,
-            learning_rate=self.pretrain_rate,
-            warmup=min(self.warmup, self.pretrain // 4),
-            final_fraction=0.3,
-            checkpoint_every=CHECKPOINT_EVERY,
-        )
-        return TeachConfig(fit=fit, pretrain=self.pretrain, pretrain_depth=self.pretrain_depth)
-
-    @property
-    def teaching(self) -> TeachConfig:
-        """At the equilibrium, solved to a depth that is drawn anew for each update."""
-        fit = FitConfig(
-            updates=self.updates,
-            learning_rate=self.learning_rate,
-            warmup=min(self.warmup, self.updates // 4),
-            checkpoint_every=CHECKPOINT_EVERY,
-        )
-        return TeachConfig(
-            fit=fit,
-            solver=Anderson(),
-            gradient=Phantom(steps=self.phantom, damping=1.0),
-            tol=1e-3,
-            depths=self.depths,
-            penalty=self.penalty,
-        )
-
-
-LATER = frozenset(
-    (
-        *(
-            "recorded",
-            "students",
-            "student_rate",
-            "papers",
-            "paper_rate",
-            "solvers",
-            "solver_rate",
-            "few",
-        ),
-        *("explicit", "bodies", "explicit_rate"),
-    )
-)
-"""Fields of a plan that the teacher does not depend on."""
-CHECKPOINT_EVERY = 200
 
 EXPLICIT: dict[str, type[nn.Module]] = {
     "tcn": TCN,

@@ -17,13 +17,11 @@ from cdeq.equilibrium.memory import Memory, Segment, require_memory
 from cdeq.equilibrium.states import State, relative_distance
 from cdeq.experiments.compare import Method, Quality, Reference
 from cdeq.experiments.metrics import Metric
+from cdeq.experiments.model_cells import Tolerances
 from cdeq.solvers import Anderson, solve_model
 
 Segments = Sequence[tuple[Tensor, Tensor]]
 """Consecutive (tokens, targets), each (B, L); a negative target counts for nothing."""
-
-REFERENCE_TOLERANCE = 1e-4
-REFERENCE_BUDGET = 80
 
 
 def score_part(model: Any, features: Tensor, targets: Tensor) -> tuple[float, int]:
@@ -37,8 +35,7 @@ def text_reference(
     model: EquilibriumModel,
     segments: Segments,
     metric: Metric,
-    *,
-    tol: float = REFERENCE_TOLERANCE,
+    tolerances: Tolerances,
 ) -> tuple[Reference, Segment]:
     """The converged model on the whole text, its equilibria kept; and its last full segment, to time methods on."""
     memory: Memory = ()
@@ -49,7 +46,9 @@ def text_reference(
         if timed is None or tokens.shape == timed.tokens.shape:
             timed = x
         context = model.inject(x)
-        found = solve_model(model, context, Anderson(), tol=tol, max_steps=REFERENCE_BUDGET)
+        found = solve_model(
+            model, context, Anderson(), tol=tolerances.reference, max_steps=tolerances.budget
+        )
         parts.append(score_part(model, model.readout(found.state, context), targets))
         states.append(found.state)
         steps.append(found.steps.double())

@@ -1,0 +1,329 @@
+"""Image files in class folders, path/SPLIT/CLASS/*.JPEG as ImageNet has them, listed and decoded as they are needed.
+
+Shapes: N files, B of them in a batch, images of S x S pixels, crops of width x height.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from cdeq.data.folders import MissingDataError
+from cdeq.data.images import Standard
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
+TRAIN, TEST = "train", "val"
+
+IMAGENET_STANDARD = Standard(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+CENTRE_SHARE = 224 / 256  # of the shorter side, the part of an image that is looked at in reporting
+
+# RandomResizedCrop, after Szegedy et al. 2015, section 6.
+CROP_AREA = (0.08, 1.0)
+CROP_RATIO = (3 / 4, 4 / 3)
+CROP_TRIES = 10
+DRAWS = 2 * CROP_TRIES + 3  # area and ratio of each try, left and top, mirror
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom, in pixels."""
+
+
+class FolderImages:
+    """The image files of `path/split`, none of them read: `files` below it and `labels` (N,).
+
+    A label is the place of the class folder's name in `classes`, the sorted names in `path/train`. Files are in the
+    order of classes and, in a class, of paths.
+    """
+
+    def __init__(self, path: str | Path, split: str = TRAIN):
+        self.path = Path(path).expanduser() / split
+        self.classes = class_folders(path, split)
+        self.files: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(self.classes):
+            found = _image_files(self.path, name)
+            if not found:
+                raise MissingDataError(
+                    f"the class folder {self.path / name} has no images ({' '.join(IMAGE_SUFFIXES)})"
+                )
+            self.files += found
+            labels += [label] * len(found)
+        self.labels = torch.tensor(labels)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def file(self, place: int) -> Path:
+        return self.path / self.files[place]
+
+    def take(self, chosen: Tensor) -> FolderImages:
+        """Only the files at these places (K,), or where these booleans (N,) say."""
+        part = copy.copy(self)
+        part.labels = self.labels[chosen]
+        part.files = [self.files[place] for place in torch.arange(len(self))[chosen].tolist()]
+        return part
+
+
+def class_folders(path: str | Path, split: str = TRAIN) -> tuple[str, ...]:
+    """The sorted names of the class folders of `path/split`, which must be those of `path/train` if that is there."""
+    place = Path(path).expanduser()
+    names = _folders_in(place / split)
+    trained = _folders_in(place / TRAIN) if (place / TRAIN).is_dir() else names
+    if absent := sorted({*trained} - {*names}):
+        raise MissingDataError(
+            f"{place / split} has no class folder {absent[0]}, which {place / TRAIN} has "
+            f"({len(absent)} missing): sort its images into a folder for each class"
+        )
+    if unknown := sorted({*names} - {*trained}):
+        raise ValueError(
+            f"{place / split} has a class folder {unknown[0]}, which {place / TRAIN} has not: "
+            "a label needs its class in both"
+        )
+    return names
+
+
+class FolderBatches:
+    """Training batches (x (B, 3, S, S), y (B,)) from files, each a function of its number and the seed alone.
+
+    Every image comes once an epoch, in an order of the epoch's own; what does not fill a batch waits for the next.
+    With `augment` an image is a random part of its file, of 0.08 to all of the area and a ratio of 3/4 to 4/3,
+    mirrored or not; without, the middle of it. `workers` threads decode, and have begun with the next `ahead`
+    batches when one is handed out.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: FolderImages,
+        standard: Standard = IMAGENET_STANDARD,
+        batch: int,
+        size: int = 224,
+        seed: int = 0,
+        augment: bool = True,
+        workers: int = 2,
+        ahead: int = 2,
+    ):
+        if not 1 <= batch <= len(files):
+            raise ValueError(f"a batch of {batch} cannot be drawn from {len(files)} images")
+        if size < 1 or workers < 1 or ahead < 0:
+            raise ValueError(
+                "size and workers must be at least 1 and ahead at least 0, "
+                f"not {size}, {workers}, {ahead}"
+            )
+        pillow()  # a user without it should hear of it here, not from a thread
+        self.files, self.standard, self.batch, self.size = files, standard, batch, size
+        self.seed, self.augment, self.workers, self.ahead = seed, augment, workers, ahead
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: dict[int, list[Future[Tensor]]] = {}
+        self._order: tuple[int, Tensor] | None = None
+
+    def __len__(self) -> int:
+        """Batches an epoch."""
+        return len(self.files) // self.batch
+
+    def at(self, update: int) -> tuple[Tensor, Tensor]:
+        wanted = range(update, update + self.ahead + 1)
+        for number in [number for number in self._begun if number not in wanted]:
+            _cancel(self._begun.pop(number))
+        for number in wanted:
+            if number not in self._begun:
+                self._begun[number] = self._begin(number)
+        # Taken out before it is waited for: after a failure the next call begins it anew.
+        return self._finished(self._begun.pop(update)), self.files.labels[self._chosen(update)]
+
+    def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images once, the middle of each, as they are listed; the last batch may be smaller."""
+        waiting: deque[tuple[list[Future[Tensor]], Tensor]] = deque()
+        try:
+            for places in torch.arange(len(self.files)).split(self.batch):
+                begun = [self._submit(place, middle) for place in places.tolist()]
+                waiting.append((begun, self.files.labels[places]))
+                if len(waiting) > self.ahead:
+                    yield self._first(waiting)
+            while waiting:
+                yield self._first(waiting)
+        finally:
+            for begun, _ in waiting:
+                _cancel(begun)
+
+    def close(self) -> None:
+        """End the threads; asking for a batch starts them again."""
+        self._begun.clear()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def __enter__(self) -> FolderBatches:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _chosen(self, update: int) -> Tensor:
+        """The places (B,) of a batch in the list of files."""
+        epoch, place = divmod(update, len(self))
+        if self._order is None or self._order[0] != epoch:
+            generator = _numbered_generator(self.seed, epoch)
+            self._order = epoch, torch.randperm(len(self.files), generator=generator)
+        return self._order[1][place * self.batch : (place + 1) * self.batch]
+
+    def _begin(self, update: int) -> list[Future[Tensor]]:
+        chosen = self._chosen(update).tolist()
+        if not self.augment:
+            return [self._submit(place, middle) for place in chosen]
+        # Another stream of numbers than the orders of epochs are drawn from.
+        generator = _numbered_generator(self.seed + 7919, update)
+        draws = torch.rand(self.batch, DRAWS, generator=generator, dtype=torch.float64).tolist()
+        return [
+            self._submit(place, partial(random_part, draws=drawn), mirror=drawn[-1] < 0.5)
+            for place, drawn in zip(chosen, draws, strict=True)
+        ]
+
+    def _submit(
+        self, place: int, choose: Callable[[int, int], Box], mirror: bool = False
+    ) -> Future[Tensor]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="cdeq-images")
+        return self._pool.submit(read_square, self.files.file(place), self.size, choose, mirror)
+
+    def _first(self, waiting: deque[tuple[list[Future[Tensor]], Tensor]]) -> tuple[Tensor, Tensor]:
+        begun, labels = waiting.popleft()
+        return self._finished(begun), labels
+
+    def _finished(self, begun: Sequence[Future[Tensor]]) -> Tensor:
+        try:
+            pixels = torch.stack([future.result() for future in begun])
+        except BaseException:
+            _cancel(begun)
+            raise
+        return self.standard(pixels)
+
+
+def middle(width: int, height: int, share: float = CENTRE_SHARE) -> Box:
+    """The square in the middle of an image, with `share` of its shorter side."""
+    side = share * min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def random_part(width: int, height: int, draws: Sequence[float]) -> Box:
+    """RandomResizedCrop: area and log ratio are uniform, drawn until the part fits; else the largest one in the middle.
+
+    `draws` are DRAWS uniform numbers in [0, 1), so that a thread draws none itself.
+    """
+    least, most = (math.log(ratio) for ratio in CROP_RATIO)
+    *tries, across, down, _ = draws
+    for area_draw, ratio_draw in zip(tries[::2], tries[1::2], strict=True):
+        area = width * height * (CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * area_draw)
+        ratio = math.exp(least + (most - least) * ratio_draw)
+        part = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 1 <= part[0] <= width and 1 <= part[1] <= height:
+            left = math.floor(across * (width - part[0] + 1))
+            top = math.floor(down * (height - part[1] + 1))
+            return left, top, left + part[0], top + part[1]
+    widest, highest = min(width, height * CROP_RATIO[1]), min(height, width / CROP_RATIO[0])
+    left_over, top_over = (width - widest) / 2, (height - highest) / 2
+    return left_over, top_over, left_over + widest, top_over + highest
+
+
+def read_square(
+    path: Path, size: int, choose: Callable[[int, int], Box], mirror: bool = False
+) -> Tensor:
+    """The part of an image file that choose(width, height) says, as bytes (3, size, size)."""
+    with opened(path) as image:
+        width, height = image.size
+        left, top, right, bottom = choose(width, height)
+        # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size for less; never so small that the part has to grow.
+        wanted = (
+            math.ceil(width * size / (right - left)),
+            math.ceil(height * size / (bottom - top)),
+        )
+        drafted = image.draft(None, wanted)
+        scale = 1.0 if drafted is None else drafted[1][2] / width
+        box = (scale * left, scale * top, scale * right, scale * bottom)
+        part = in_rgb(image).resize((size, size), pillow().Resampling.BILINEAR, box=box)
+        pixels = to_bytes(part)
+    return pixels.flip(2) if mirror else pixels
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image]:
+    """An image file of which only the header is read; what is wrong with it is a ValueError that names it."""
+    pil = pillow()
+    try:
+        with pil.open(path) as image:
+            yield image
+    except FileNotFoundError:
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError, pil.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def in_rgb(image: Image) -> Image:
+    """Grey, CMYK and the like as RGB."""
+    if image.mode.startswith(("I", "F")):
+        # Pillow would cut its values off at 255, and leave a white image.
+        raise ValueError(f"its pixels ({image.mode}) have more than 8 bits a channel")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the way Pillow asks for, with a warning
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def to_bytes(image: Image) -> Tensor:
+    """An RGB image as bytes (3, H, W)."""
+    return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
+
+
+def pillow() -> Any:
+    """The module PIL.Image."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(
+            "image files are read by Pillow, which is not installed: pip install 'cdeq[images]'"
+        ) from error
+    return Image
+
+
+def _numbered_generator(seed: int, number: int) -> torch.Generator:
+    """As training numbers its generators, which data may not import."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + number)
+
+
+def _cancel(futures: Sequence[Future[Any]]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+def _folders_in(place: Path) -> tuple[str, ...]:
+    if not place.is_dir():
+        raise MissingDataError(f"there is no folder {place} to read class folders from")
+    with os.scandir(place) as entries:
+        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    if not names:
+        raise MissingDataError(f"there are no class folders in {place}")
+    return tuple(names)
+
+
+def _image_files(place: Path, name: str) -> list[str]:
+    """The images in a class folder or below it, by their sorted paths below `place`."""
+    return sorted(
+        Path(folder, file).relative_to(place).as_posix()
+        for folder, _, files in os.walk(place / name)
+        for file in files
+        if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")
+    )
