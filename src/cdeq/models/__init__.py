@@ -8,14 +8,25 @@ from cdeq.models.graph.mignn import MIGNN
 from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
+from cdeq.models.vision.mdeq import MDEQ
 
 MODELS: dict[str, type[nn.Module]] = {
     "ConvDEQ": ConvDEQ,
     "DEQTransformer": DEQTransformer,
     "EIGNN": EIGNN,
     "IGNN": IGNN,
+    "MDEQ": MDEQ,
     "MIGNN": MIGNN,
     "TransformerDEQ": TransformerDEQ,
 }
 
-__all__ = ["EIGNN", "IGNN", "MIGNN", "MODELS", "ConvDEQ", "DEQTransformer", "TransformerDEQ"]
+__all__ = [
+    "EIGNN",
+    "IGNN",
+    "MDEQ",
+    "MIGNN",
+    "MODELS",
+    "ConvDEQ",
+    "DEQTransformer",
+    "TransformerDEQ",
+]
