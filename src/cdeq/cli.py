@@ -181,12 +181,24 @@ def demo(options: Demo) -> int:
     return 0
 
 
+DIGITS = ("sklearn", "scikit-learn", "demo")
+PLOTS = ("matplotlib", "matplotlib", "demo")
+GRAPHS = ("torch_geometric", "torch_geometric", "graphs")
+NEEDED = {
+    "table1": (PLOTS,),
+    "table2": (PLOTS, ("PIL", "pillow", "images"), DIGITS),
+    "table3": (PLOTS, GRAPHS, DIGITS),
+    "inductive": (PLOTS, GRAPHS, DIGITS),
+}
+"""The module, package and extra that each experiment cannot do without."""
+EMBEDDED_NEED = ("sklearn",)
+"""What only the embedded data of the tiny scale need."""
+
+
 def reproduce(options: Reproduce) -> int:
-    graphs = options.experiment != "table1"
-    for module, extra in (("matplotlib", "demo"), *([("torch_geometric", "graphs")] * graphs)):
-        _require(module, module, f"{options.experiment} needs", extra)
-    if options.scale == "tiny" and graphs:
-        _require("sklearn", "scikit-learn", "the tiny scale needs", "demo")
+    for module, package, extra in NEEDED[options.experiment]:
+        if options.scale == "tiny" or module not in EMBEDDED_NEED:
+            _require(module, package, f"{options.experiment} needs", extra)
     from cdeq.experiments.options import Options
     from cdeq.experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
     from cdeq.experiments.table import results_table

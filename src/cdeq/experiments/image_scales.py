@@ -26,14 +26,14 @@ SMALL: dict[str, Any] = {
     "learning_rate": 1.5e-3,
     "depths": (8, 16),
     "penalty": 0.0,
-    "single_pretrain": 1200,
-    "single_updates": 500,
+    "single_pretrain": 800,
+    "single_updates": 300,
     "recorded": 128,
     "students": 350,
-    "papers": 600,
+    "papers": 400,
     "solvers": 120,
-    "few": 400,
-    "explicit": dict.fromkeys(EXPLICIT, 1500),
+    "few": 300,
+    "explicit": dict.fromkeys(EXPLICIT, 1000),
 }
 """What CIFAR-10 and Tiny-ImageNet have in common."""
 
@@ -82,7 +82,7 @@ SCALES: dict[str, tuple[ImagePlan, ...]] = {
         ),
     ),
     "small": (
-        ImagePlan(name="cifar-10", title="CIFAR-10", pretrain=3000, updates=2000, **SMALL),
+        ImagePlan(name="cifar-10", title="CIFAR-10", pretrain=3000, updates=1200, **SMALL),
         ImagePlan(
             name="tiny-imagenet-40",
             title="Tiny-ImageNet (40 classes)",
@@ -90,7 +90,7 @@ SCALES: dict[str, tuple[ImagePlan, ...]] = {
             strides=(2, 2),
             padding=8,
             pretrain=3000,
-            updates=1200,
+            updates=800,
             **SMALL,
         ),
     ),

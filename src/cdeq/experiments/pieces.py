@@ -281,6 +281,7 @@ def table_of(cells: Sequence[ModelCell], experiment: str) -> Results:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for number in range(2):
         stage = [piece for cell in cells for piece in pieces_of(cell)[number]]
+        stage.sort(key=lambda piece: piece.kind != "teacher")  # the longest first
         if number == 1:
             for cell in cells:
                 teacher, _ = trained_teacher(cell)
