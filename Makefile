@@ -30,12 +30,14 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format src tests bench
 
-# Both run before either is copied: a copied figure would make the tree, and so the commit, dirty.
+# All run before any is copied: a copied figure would make the tree, and so the commit, dirty.
 bench: $(READY)
 	$(BIN)/python bench/solvers.py --json runs/bench/solvers.json
 	$(BIN)/python bench/steps.py --json runs/bench/steps.json
+	$(BIN)/python bench/image_loading.py --json runs/bench/image_loading.json
+	$(BIN)/python bench/rollout_memory.py --json runs/bench/rollout_memory.json
 	mkdir -p results/bench
-	cp runs/bench/*.json results/bench/
+	cp runs/bench/*.json runs/bench/*.md results/bench/
 
 # About a quarter of an hour: graphs of ten thousand to a million nodes.
 bench-graphs: $(READY)

@@ -2,7 +2,7 @@
 
     python bench/image_loading.py [--threads 1] [--repeats 5] [--json FILE]
 
-Images a second of each way to a batch, and of one training update of a small convolutional DEQ on images of 32 pixels
+Images a second of each way to a batch, and of one training update of the small scale's MDEQ on images of 32 pixels
 (4 unrolled steps, forward and backward), all in one run, taking turns. The ratio is how many times faster than the
 update a way is: below 1 training waits for its images. JPEG files of smooth random images are made for it.
 `--threads` is that of torch and of the decoders; batches of files are not begun ahead here, so that all is timed.
@@ -29,14 +29,14 @@ from cdeq.data.image_folders import IMAGENET_STANDARD, FolderBatches, FolderImag
 from cdeq.data.image_sets import read_class_folders
 from cdeq.data.images import Images
 from cdeq.experiments.compare import median_times
+from cdeq.experiments.image_scales import SCALES
 from cdeq.experiments.results import write_measurements
 from cdeq.files import atomic_write_text
-from cdeq.models.vision.conv import ConvDEQ
 from cdeq.training.images import ImageBatches
 
 UPDATE = "one update, 32 px"
 STEPS = 4
-UPDATE_BATCH = 32
+UPDATE_BATCH = 64
 BATCH = 128
 IN_MEMORY = 2048
 SMALL_FILES = (4, 96)  # classes, training images of each, 64 x 64
@@ -80,7 +80,7 @@ def from_memory(size: int) -> Callable[[], object]:
 def update_of_model() -> Callable[[], object]:
     """A training update, without the optimiser's part."""
     generator = torch.Generator().manual_seed(0)
-    model = ConvDEQ(in_channels=3, channels=48, image_size=32)
+    model = SCALES["small"][0].build(10)
     x: Tensor = torch.randn(UPDATE_BATCH, 3, 32, 32, generator=generator)
     y = torch.randint(10, (UPDATE_BATCH,), generator=generator)
 

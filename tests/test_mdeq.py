@@ -386,6 +386,12 @@ def test_the_defaults_are_the_published_small_model():
         ({"strides": (2,)}, "two strides"),
         ({"strides": (2, 3)}, "two strides"),
         ({"expand": 0}, "expand"),
+        ({"groups": 0}, "groups must be at least 1"),
+        ({"fuse_groups": -2}, "fuse_groups must be at least 1"),
+        ({"final": 0}, "final must be at least 1"),
+        ({"channels": (0, 4)}, "channels must be at least 1"),
+        ({"head": (0, 4)}, "head must be at least 1"),
+        ({"keep": float("nan")}, "keep must be a finite number"),
         ({"channels": (4, 9)}, "divide every branch"),
         ({"groups": 3}, "groups 3"),
         ({"fuse_groups": 3}, "fuse_groups 3"),
@@ -398,7 +404,9 @@ def test_impossible_models_are_refused(options, message):
         make(**options)
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 1, 8, 8), (2, 3, 6, 8), (2, 3, 8, 8, 1)])
+@pytest.mark.parametrize(
+    "shape", [(3, 8, 8), (2, 1, 8, 8), (2, 3, 6, 8), (2, 3, 8, 6), (2, 3, 8, 8, 1)]
+)
 def test_images_that_do_not_fit_are_refused(shape):
     with pytest.raises(ValueError, match=r"images \(B, 3, .* that 4 divides"):
         make(3).inject(torch.zeros(shape))

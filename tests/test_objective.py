@@ -1,6 +1,7 @@
 """The distillation objective against literal transcriptions, in double precision."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -308,6 +309,35 @@ def test_the_start_network_runs_once_an_update(backprop):
     objective.student.start_network.register_forward_hook(lambda *_: calls.append(None))
     objective(batch, 0)[0].backward()
     assert len(calls) == 1
+
+
+def held_for_backward(backprop, depth):
+    """The most tensors that autograd held at one moment of an update."""
+    changes = {"depth": depth} | ({} if backprop == "full" else {"backprop": backprop})
+    objective, batch, *_ = setting("anchored", **changes)
+    held = weakref.WeakSet()
+    most = 0
+
+    class Kept:
+        def __init__(self, tensor):
+            self.tensor = tensor.detach()  # with its history it would hold itself
+
+    def pack(tensor):
+        nonlocal most
+        kept = Kept(tensor)
+        held.add(kept)
+        most = max(most, len(held))
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+        objective(batch, 0)[0].backward()
+    return most
+
+
+def test_a_truncated_rollout_holds_one_step_however_long_it_is():
+    assert held_for_backward("full", 12) > 3 * held_for_backward("full", 3)
+    assert held_for_backward("truncated", 12) <= held_for_backward("truncated", 3) + 2
+    assert held_for_backward("truncated", 12) < 0.5 * held_for_backward("full", 12)
 
 
 def test_truncated_gradients_are_others():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -169,38 +170,35 @@ class DistillationObjective(nn.Module):
     def _on_own_states(self, x: Input, batch: TrajectoryBatch) -> tuple[Tensor, Metrics]:
         student, r = self.student, self.recipe
         prepared = student.prepare(x)
-        z_0 = z = student.begin(prepared)
-        evaluations: list[Evaluation] = []
-        seen: list[tuple[State, list[Evaluation], Moment]] = []
-        outputs: list[State] = []
-        for j in range(r.depth):
-            moment = student.moment(j)
-            if r.backprop == "truncated" and j:
-                z, evaluations = _detached(z, evaluations)
-            seen.append((z, evaluations, moment))
-            z, evaluations = self._step(z, moment, evaluations, prepared)
-            outputs.append(z)
-
-        loss: Tensor | float = 0.0
+        answer, local = self._teacher_answer(batch, prepared), self._local_targets(x)
+        z = student.begin(prepared)
+        losses = LossSum(list(student.trainable().values()), at_once=r.backprop == "truncated")
         if student.start_network is not None:
-            loss = self.distance(z_0, batch.endpoint)
-        answer = self._teacher_answer(batch, prepared)
-        local_targets = self._own_local_targets(seen, x)
-        for j, output in enumerate(outputs):
+            losses.add(self.distance(z, batch.endpoint))
+        points: list[Point] = [Point(z, [], student.moment(0))]
+        shown = {}
+        for j in range(r.depth):
+            here = points[j]
+            if r.backprop == "truncated" and j:
+                here = _detached(here)
+            z, evaluations = self._step(here, prepared)
+            if j + 1 < r.depth:
+                points.append(Point(z, evaluations, student.moment(j + 1)))
             neighbour = j - 1 if r.direction == "later" else j + 1
-            local_target = local_targets.get(neighbour)
-            fraction = (seen[j][2].time - r.eps) / (r.end - r.eps)
-            loss = loss + self._total(
-                output, batch.endpoint, local_target, self._task(output, prepared, batch, fraction)
-            )
+            target = local(points[neighbour]) if 0 <= neighbour < r.depth else None
+            fraction = (here.moment.time - r.eps) / (r.end - r.eps)
+            task = self._task(z, prepared, batch, fraction)
+            loss = self._total(z, batch.endpoint, target, task)
             if answer is not None:
-                own = student.teacher.readout(output, prepared.base)
+                own = student.teacher.readout(z, prepared.base)
                 loss = loss + r.agreement * output_divergence(own, answer)
-        assert isinstance(loss, Tensor)
-        return loss / r.depth, {
-            "distance_1": self._shown_distance(outputs[0], batch),
-            "distance": self._shown_distance(outputs[-1], batch),
-        }
+            losses.add(loss)
+            if r.backprop == "truncated":
+                points = [_detached(point) for point in points]
+            if j == 0:
+                shown["distance_1"] = self._shown_distance(z, batch)
+        shown["distance"] = self._shown_distance(z, batch)
+        return losses.total() / r.depth, shown
 
     @torch.no_grad()
     def _teacher_answer(self, batch: TrajectoryBatch, prepared: Prepared) -> Tensor | None:
@@ -209,34 +207,74 @@ class DistillationObjective(nn.Module):
             return None
         return self.student.teacher.readout(batch.endpoint, prepared.base)
 
-    def _step(
-        self, z: State, moment: Moment, evaluations: list[Evaluation], prepared: Prepared
-    ) -> tuple[State, list[Evaluation]]:
+    def _step(self, here: Point, prepared: Prepared) -> tuple[State, list[Evaluation]]:
+        arguments = (here.z, here.moment, here.evaluations, prepared)
         if self.recipe.backprop == "checkpointed":
-            return checkpoint(
-                self.student.advance, z, moment, evaluations, prepared, use_reentrant=False
-            )
-        return self.student.advance(z, moment, evaluations, prepared)
+            return checkpoint(self.student.advance, *arguments, use_reentrant=False)
+        return self.student.advance(*arguments)
 
     @torch.no_grad()
-    def _own_local_targets(
-        self, seen: list[tuple[State, list[Evaluation], Moment]], x: Input
-    ) -> dict[int, State]:
-        """The average student's outputs at the states of the rollout, by their number."""
-        if self._target is None:
-            return {}
-        prepared = self._target.prepare(x)
-        return {
-            j: self._target.advance(z, moment, evaluations, prepared)[0]
-            for j, (z, evaluations, moment) in enumerate(seen)
-        }
+    def _local_targets(self, x: Input) -> Callable[[Point], State | None]:
+        """From a point of the rollout to the average student's output there; nothing where no loss is local."""
+        target = self._target
+        if target is None:
+            return lambda point: None
+        prepared = target.prepare(x)
+
+        @torch.no_grad()
+        def at(point: Point) -> State:
+            return target.advance(point.z, point.moment, point.evaluations, prepared)[0]
+
+        return at
 
     def _shown_distance(self, z: State, batch: TrajectoryBatch) -> Tensor:
         with torch.no_grad():
             return relative_distance(z, batch.endpoint, self.student.batched).mean()
 
 
-def _detached(z: State, evaluations: list[Evaluation]) -> tuple[State, list[Evaluation]]:
-    return map_state(Tensor.detach, z), [
-        (map_state(Tensor.detach, a), map_state(Tensor.detach, b)) for a, b in evaluations
+class Point(NamedTuple):
+    """A state of a rollout, with the evaluations remembered there and its moment."""
+
+    z: State
+    evaluations: list[Evaluation]
+    moment: Moment
+
+
+def _detached(point: Point) -> Point:
+    evaluations = [
+        (map_state(Tensor.detach, a), map_state(Tensor.detach, b)) for a, b in point.evaluations
     ]
+    return Point(map_state(Tensor.detach, point.z), evaluations, point.moment)
+
+
+class LossSum:
+    """The sum of losses; `at_once` each is differentiated when added, so that what it was computed from can go.
+
+    The gradient of the sum is the same either way: at once, it is put together from the gradients kept.
+    """
+
+    def __init__(self, weights: list[nn.Parameter], *, at_once: bool):
+        self.weights, self.at_once = weights, at_once
+        self.sum: Tensor | float = 0.0
+        self.gradients: list[Tensor | None] = [None] * len(weights)
+
+    def add(self, loss: Tensor) -> None:
+        if not (self.at_once and loss.requires_grad):
+            self.sum = self.sum + loss
+            return
+        # Losses share what was computed before the rollout, which one backward pass must not free for the next.
+        found = torch.autograd.grad(loss, self.weights, retain_graph=True, allow_unused=True)
+        self.gradients = [
+            new if old is None else old if new is None else old + new
+            for old, new in zip(self.gradients, found, strict=True)
+        ]
+        self.sum = self.sum + loss.detach()
+
+    def total(self) -> Tensor:
+        total = self.sum
+        for weight, gradient in zip(self.weights, self.gradients, strict=True):
+            if gradient is not None:
+                product = (weight * gradient).sum()
+                total = total + product - product.detach()
+        assert isinstance(total, Tensor)
+        return total

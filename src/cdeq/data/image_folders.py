@@ -99,7 +99,7 @@ def class_folders(path: str | Path, split: str = TRAIN) -> tuple[str, ...]:
 class FolderBatches:
     """Training batches (x (B, 3, S, S), y (B,)) from files, each a function of its number and the seed alone.
 
-    Every image comes once an epoch, in an order of the epoch's own; what does not fill a batch waits for the next.
+    An image comes at most once an epoch, in an order of the epoch's own; those that do not fill a batch are left out.
     With `augment` an image is a random part of its file, of 0.08 to all of the area and a ratio of 3/4 to 4/3,
     mirrored or not; without, the middle of it. `workers` threads decode, and have begun with the next `ahead`
     batches when one is handed out.

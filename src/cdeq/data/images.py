@@ -54,7 +54,7 @@ class ImageSet:
         pixels = self.train.pixels
         mean, deviation = [], []
         for channel in range(pixels.shape[1]):
-            counts = torch.bincount(pixels[:, channel].reshape(-1).long(), minlength=256).double()
+            counts = torch.bincount(pixels[:, channel].reshape(-1), minlength=256).double()
             values = torch.arange(256, dtype=torch.float64)
             first = (counts * values).sum() / counts.sum()
             second = (counts * (values - first) ** 2).sum() / counts.sum()
@@ -72,10 +72,15 @@ class Standard:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Bytes (B, C, H, W) to floats of about zero mean and unit deviation."""
-        shape = (-1, 1, 1)
-        mean = torch.tensor(self.mean).reshape(shape)
-        deviation = torch.tensor(self.deviation).reshape(shape)
-        return pixels.float().div_(255).sub_(mean).div_(deviation)
+        if pixels.shape[1] != len(self.mean):
+            raise ValueError(
+                f"images of {len(self.mean)} channels were expected, not {pixels.shape[1]}"
+            )
+        mean, deviation = (
+            torch.tensor(values, device=pixels.device).reshape(-1, 1, 1)
+            for values in (self.mean, self.deviation)
+        )
+        return pixels.float().div(255).sub_(mean).div_(deviation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +89,10 @@ class Augmentation:
 
     padding: int = 4
     flip: bool = True
+
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise ValueError(f"padding must not be negative, not {self.padding}")
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Bytes (B, C, H, W) to bytes of the same shape, each image moved and mirrored by itself."""

@@ -15,7 +15,7 @@ from cdeq.training.draws import numbered_generator
 class ImageBatches:
     """Training batches (x (B, C, H, W), y (B,)), each a function of its number and the seed alone.
 
-    Every image comes once an epoch, in an order of the epoch's own; what does not fill a batch waits for the next.
+    An image comes at most once an epoch, in an order of the epoch's own; those that do not fill a batch are left out.
     """
 
     images: Images

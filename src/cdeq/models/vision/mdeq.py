@@ -5,6 +5,7 @@ Shapes: B images; branch i has C_i channels at (H / 2^i) x (W / 2^i), H x W what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -53,7 +54,12 @@ class MDEQ(nn.Module):
     ):
         super().__init__()
         channels, strides, head = list(channels), list(strides), list(head)
-        _check(channels, strides, head, groups, fuse_groups, expand)
+        sizes = {"classes": [classes], "in_channels": [in_channels], "channels": channels}
+        sizes |= {"expand": [expand], "groups": [groups], "fuse_groups": [fuse_groups]}
+        sizes |= {"stem": [stem], "head": head, "final": [final]}
+        _check(sizes, strides)
+        if not math.isfinite(keep):
+            raise ValueError(f"keep must be a finite number, not {keep}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), not {dropout}")
         self.config: dict[str, Any] = {
@@ -100,7 +106,8 @@ class MDEQ(nn.Module):
 
     def inject(self, x: Tensor) -> States:
         """Images (B, in_channels, ., .) to u_0 (B, C_0, H, W), and in training a mask (B, ., 1, 1) a branch."""
-        if x.ndim != 4 or x.shape[1] != self.config["in_channels"] or x.shape[2] % self.shrinks:
+        fits = x.ndim == 4 and x.shape[1] == self.config["in_channels"]
+        if not fits or x.shape[2] % self.shrinks or x.shape[3] % self.shrinks:
             raise ValueError(
                 f"images (B, {self.config['in_channels']}, ., .) with sides that {self.shrinks} divides were "
                 f"expected, not {tuple(x.shape)}"
@@ -125,8 +132,6 @@ class MDEQ(nn.Module):
             block(part, context[0] if i == 0 else None, mask)
             for i, (block, part, mask) in enumerate(zip(self.blocks, z, masks, strict=True))
         ]
-        if len(y) == 1:
-            return (self.posts[0](y[0]),)
         return tuple(
             post(_fused(fusions, y)) for post, fusions in zip(self.posts, self.fusions, strict=True)
         )
@@ -239,22 +244,18 @@ def _fused(fusions: Any, y: list[Tensor]) -> Tensor:
     return total
 
 
-def _check(
-    channels: list[int],
-    strides: list[int],
-    head: list[int],
-    groups: int,
-    fuse_groups: int,
-    expand: int,
-) -> None:
+def _check(sizes: dict[str, list[int]], strides: list[int]) -> None:
+    for name, values in sizes.items():
+        if any(value < 1 for value in values):
+            raise ValueError(f"{name} must be at least 1, not {values}")
+    channels, head = sizes["channels"], sizes["head"]
     if not channels or len(channels) != len(head):
         raise ValueError(
             f"every branch needs its channels and its head: {channels} and {head} differ in number"
         )
     if len(strides) != 2 or any(stride not in (1, 2) for stride in strides):
         raise ValueError(f"the stem has two strides of 1 or 2, not {strides}")
-    if expand < 1:
-        raise ValueError(f"expand must be at least 1, not {expand}")
+    [groups], [fuse_groups] = sizes["groups"], sizes["fuse_groups"]
     for width in channels:
         if width % groups or width % fuse_groups:
             raise ValueError(

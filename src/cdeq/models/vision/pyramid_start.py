@@ -19,6 +19,8 @@ class PyramidStart(nn.Module):
     def __init__(self, *, channels: Iterable[int], kernel: int = 5):
         super().__init__()
         channels = list(channels)
+        if kernel < 1 or kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd, so that it has a middle, not {kernel}")
         self.config: dict[str, Any] = {"channels": channels, "kernel": kernel}
         self.depthwise, self.mix = nn.ModuleList(), nn.ModuleList()
         out: list[nn.ModuleList] = []
