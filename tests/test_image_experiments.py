@@ -14,9 +14,9 @@ from cdeq.experiments.image_cells import SHOWN, ImageCell, KeptStates
 from cdeq.experiments.image_data import ImagesInFolders, ImagesInMemory
 from cdeq.experiments.image_plans import EXPLICIT, ImagePlan
 from cdeq.experiments.image_scales import SCALES
-from cdeq.experiments.model_cells import student_config, trained_student, trained_teacher
 from cdeq.experiments.options import ExperimentError, Options
 from cdeq.experiments.results import Results, Row, TeacherResult
+from cdeq.experiments.subjects import student_config, trained_student
 from cdeq.experiments.table2_claims import claims
 from cdeq.solvers import Anderson, Picard, solve_model
 
@@ -160,8 +160,8 @@ def test_students_are_recorded_from_as_many_batches_as_their_mode_says(tmp_path)
     cell = ImageCell(plan=PLAN, options=options(tmp_path))
     assert len(list(cell.record_batches("full"))) == 2
     assert len(list(cell.record_batches("endpoint"))) == 3
-    assert student_config(cell, "paper", 0)["batches"] == 2
-    assert student_config(cell, "anchored", 0)["batches"] == 3
+    assert student_config(cell, cell.students["paper"], 0)["batches"] == 2
+    assert student_config(cell, cell.students["anchored"], 0)["batches"] == 3
 
 
 def test_missing_files_and_unknown_sets_are_named_before_any_work(tmp_path, monkeypatch):
@@ -264,10 +264,10 @@ def test_work_that_was_done_is_not_done_again(run, monkeypatch):
 @torch.no_grad()
 def test_scores_are_those_of_the_trained_models(run):
     cell = ImageCell(plan=PLAN, options=options(run, runs=run / "runs" / "cells"))
-    model, training = trained_teacher(cell)
+    model, training = cell.trained_teacher()
     assert training.finished
     found = Results.from_json(run / "results" / "tiny" / "table2.json")
-    student, _ = trained_student(cell, model, "anchored", 1)
+    student, _ = trained_student(cell, model, cell.students["anchored"], 1)
     right, near, total = {"teacher": 0, "picard": 0, "anchored": 0, "top5": 0}, [], 0
     for number, (x, y) in enumerate(cell.data.test()):
         context = model.inject(x)
@@ -308,7 +308,7 @@ def test_a_damaged_place_in_the_kept_states_is_an_index_error(tmp_path):
 
 def test_a_method_without_known_states_has_no_distance(run):
     cell = ImageCell(plan=PLAN, options=options(run, runs=run / "runs" / "cells"))
-    model, _ = trained_teacher(cell)
+    model, _ = cell.trained_teacher()
     seen = []
     scores = cell.score_method(
         solver_method(model, Picard()), model, (1, 2), lambda *counts: seen.append(counts)

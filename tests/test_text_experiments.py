@@ -13,11 +13,11 @@ from cdeq.equilibrium.memory import Segment
 from cdeq.experiments import pieces, table1, text_plans
 from cdeq.experiments.compare import solver_method
 from cdeq.experiments.metrics import perplexity
-from cdeq.experiments.model_cells import Tolerances, student_config, trained_teacher
 from cdeq.experiments.options import ExperimentError, Options
 from cdeq.experiments.paper_table import gap_closed
 from cdeq.experiments.plans import LATER
 from cdeq.experiments.results import Results, Row, TeacherResult
+from cdeq.experiments.subjects import Tolerances, student_config
 from cdeq.experiments.table1_claims import claims
 from cdeq.experiments.text_cells import SHOWN, TextCell
 from cdeq.experiments.text_plans import EXPLICIT, SCALES, TextPlan
@@ -169,7 +169,9 @@ def test_a_teacher_depends_on_nothing_that_comes_after_it(tmp_path):
     wider = dataclasses.replace(PLAN, width=12)
     assert TextCell(plan=wider, options=cell.options).place("teacher") != cell.place("teacher")
     changed = TextCell(plan=other, options=cell.options)
-    assert student_config(changed, "anchored", 0) != student_config(cell, "anchored", 0)
+    assert student_config(changed, changed.students["anchored"], 0) != student_config(
+        cell, cell.students["anchored"], 0
+    )
 
 
 def test_another_text_is_other_work(tmp_path, monkeypatch):
@@ -307,7 +309,7 @@ def test_work_that_was_done_is_not_done_again(run, monkeypatch):
 
 def test_scores_are_those_of_the_trained_models(run):
     cell = TextCell(plan=PLAN, options=options(run, runs=run / "runs" / "cells"))
-    model, training = trained_teacher(cell)
+    model, training = cell.trained_teacher()
     assert training.finished
     known, _ = text_reference(model, cell.test_segments, perplexity(), cell.tolerances)
     found = Results.from_json(run / "results" / "tiny" / "table1.json")

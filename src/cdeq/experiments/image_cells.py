@@ -18,8 +18,9 @@ from cdeq.experiments.compare import Explicit, Method, Quality, parameter_count,
 from cdeq.experiments.image_data import Batch, ImageData
 from cdeq.experiments.image_plans import EXPLICIT, ImagePlan
 from cdeq.experiments.metrics import Metric, accuracy, top_accuracy
-from cdeq.experiments.model_cells import ModelCell, StudentPlan, Teacher, Tolerances, taught
+from cdeq.experiments.model_cells import ModelCell, taught
 from cdeq.experiments.provenance import Training
+from cdeq.experiments.subjects import StudentPlan, Teacher, Tolerances
 from cdeq.experiments.train import built, timed
 from cdeq.models.learned_solvers import HyperDEQ
 from cdeq.solvers import Anderson, solve_model
@@ -40,7 +41,7 @@ class ImageCell(ModelCell):
     plan: ImagePlan
 
     students: ClassVar = {
-        "paper": StudentPlan(recipe="paper", changes={}),
+        "paper": StudentPlan(recipe="paper"),
         "anchored": StudentPlan(recipe="anchored", changes={"depth": 4}),
     }
     teacher_name: ClassVar = "MDEQ"

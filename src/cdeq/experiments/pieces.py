@@ -27,15 +27,10 @@ from cdeq.experiments.compare import (
 )
 from cdeq.experiments.model_cells import (
     ModelCell,
-    Teacher,
     few_step_config,
     few_step_model,
     hyperdeq_config,
-    recorded,
-    student_config,
     trained_hyperdeq,
-    trained_student,
-    trained_teacher,
 )
 from cdeq.experiments.results import (
     Results,
@@ -46,6 +41,7 @@ from cdeq.experiments.results import (
     current_hardware,
     joined,
 )
+from cdeq.experiments.subjects import Teacher, recorded, student_config, trained_student
 from cdeq.experiments.workers import worked
 from cdeq.solvers import Picard
 
@@ -95,7 +91,7 @@ def config_of(piece: Piece) -> dict[str, Any]:
     if piece.kind in cell.other_teachers:
         return cell.other_teacher_config(piece.kind)
     if piece.kind in cell.students:
-        return student_config(cell, piece.kind, piece.seed)
+        return student_config(cell, cell.students[piece.kind], piece.seed)
     if piece.kind == "hyperdeq":
         return hyperdeq_config(cell, piece.seed)
     if piece.kind == "few_step" and piece.steps is not None:
@@ -132,7 +128,7 @@ def _scored(piece: Piece) -> dict[str, Any]:
 
 
 def _score_teacher(piece: Piece) -> dict[str, Any]:
-    teacher, training = trained_teacher(piece.cell)
+    teacher, training = piece.cell.trained_teacher()
     return {
         **piece.cell.score_teacher(teacher),
         "parameters": parameter_count(teacher),
@@ -141,7 +137,7 @@ def _score_teacher(piece: Piece) -> dict[str, Any]:
 
 
 def _score_solved(piece: Piece) -> dict[str, Any]:
-    teacher, _ = trained_teacher(piece.cell)
+    teacher, _ = piece.cell.trained_teacher()
     return piece.cell.score_solved(teacher)
 
 
@@ -168,7 +164,7 @@ def _score_other_teacher(piece: Piece) -> dict[str, Any]:
 
 def _score_method(piece: Piece) -> dict[str, Any]:
     cell = piece.cell
-    teacher = None if piece.kind == "few_step" else trained_teacher(cell)[0]
+    teacher = None if piece.kind == "few_step" else cell.trained_teacher()[0]
     method, model, seconds = made(piece, teacher)
     with cell.bar(f"score {piece.name}") as bar:
         progress = None if bar is None else lambda done, total: bar(done, total, {})
@@ -198,7 +194,9 @@ def made(piece: Piece, teacher: Teacher) -> tuple[Method, Teacher, float | None]
     if piece.kind == "hyperdeq":
         solver, training = trained_hyperdeq(cell, teacher, piece.seed)
         return learned_solver_method(teacher, solver), teacher, training.seconds
-    student, training = trained_student(cell, teacher, piece.kind, piece.seed)
+    student, training = trained_student(
+        cell, teacher, cell.students[piece.kind], piece.seed, piece.kind
+    )
     return student_method(student), teacher, training.seconds
 
 
@@ -225,7 +223,7 @@ def timed_rows(cell: ModelCell, found: dict[str, dict[str, Any]]) -> list[Row]:
     measured = [piece for piece in first if piece.kind in cell.other_teachers]
     measured += [piece for piece in second if piece.kind != "solved"]
     x = cell.timed_input()
-    teacher, _ = trained_teacher(cell)
+    teacher, _ = cell.trained_teacher()
     methods: dict[str, Method] = {}
     for piece in measured:
         method, model, _ = made(piece, teacher)
@@ -284,7 +282,7 @@ def table_of(cells: Sequence[ModelCell], experiment: str) -> Results:
         stage.sort(key=lambda piece: piece.kind != "teacher")  # the longest first
         if number == 1:
             for cell in cells:
-                teacher, _ = trained_teacher(cell)
+                teacher, _ = cell.trained_teacher()
                 for mode in ("endpoint", "full"):
                     recorded(cell, teacher, mode)  # here, where nobody else writes to their folders
         work = stage

@@ -99,6 +99,17 @@ class ModelPlan:
             penalty=self.penalty,
         )
 
+    def student_fit(self, recipe: str) -> FitConfig:
+        """How a student is trained."""
+        published = recipe == "paper"
+        updates = self.papers if published else self.students
+        return FitConfig(
+            updates=updates,
+            learning_rate=self.paper_rate if published else self.student_rate,
+            warmup=updates // 20,
+            checkpoint_every=CHECKPOINT_EVERY,
+        )
+
     def explicit_fit(self, name: str) -> FitConfig:
         """How an explicit model is trained."""
         return FitConfig(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdeq.experiments.generate import VOCABULARY
-from cdeq.experiments.model_cells import trained_student, trained_teacher
 from cdeq.experiments.options import ExperimentError, Options
 from cdeq.experiments.pieces import table_of
 from cdeq.experiments.results import Results
+from cdeq.experiments.subjects import trained_student
 from cdeq.experiments.table1_claims import write_table1
 from cdeq.experiments.text_cells import TextCell
 from cdeq.experiments.text_plans import SCALES
@@ -30,8 +30,8 @@ def table1(options: Options) -> Results:
 def keep_student(cell: TextCell) -> Path:
     """The anchored student of seed 0 with its words, as a folder."""
     folder = cell.options.runs.parent / "models" / cell.plan.name
-    teacher, _ = trained_teacher(cell)
-    student, _ = trained_student(cell, teacher, "anchored", 0)
+    teacher, _ = cell.trained_teacher()
+    student, _ = trained_student(cell, teacher, cell.students["anchored"], 0)
     student.save(folder)
     cell.corpus.vocabulary.to_json(folder / VOCABULARY)
     return folder

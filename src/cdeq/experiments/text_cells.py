@@ -17,8 +17,9 @@ from cdeq.data.text import Corpus, Streams
 from cdeq.equilibrium.memory import Memory, Segment
 from cdeq.experiments.compare import Explicit, Method, Quality, parameter_count
 from cdeq.experiments.metrics import Metric, perplexity
-from cdeq.experiments.model_cells import ModelCell, StudentPlan, Teacher, Tolerances
+from cdeq.experiments.model_cells import ModelCell
 from cdeq.experiments.provenance import Training
+from cdeq.experiments.subjects import StudentPlan, Teacher
 from cdeq.experiments.text_plans import EXPLICIT, TextPlan
 from cdeq.experiments.text_quality import (
     Segments,
@@ -49,14 +50,13 @@ class TextCell(ModelCell):
     plan: TextPlan
 
     students: ClassVar = {
-        "paper": StudentPlan(recipe="paper", changes={}),
+        "paper": StudentPlan(recipe="paper"),
         "anchored": StudentPlan(recipe="anchored", changes={"memory": "own", **SHALLOW}),
         "anchored_teacher_memory": StudentPlan(recipe="anchored", changes=SHALLOW, once=True),
     }
     teacher_name: ClassVar = "DEQ-Transformer"
     shown: ClassVar = SHOWN
     solved: ClassVar = (1, 2, 3, 4, 6, 8, 12)
-    tolerances: ClassVar = Tolerances()
     carried: ClassVar = True
 
     @cached_property

@@ -17,7 +17,7 @@ from cdeq.equilibrium.memory import Memory, Segment, require_memory
 from cdeq.equilibrium.states import State, relative_distance
 from cdeq.experiments.compare import Method, Quality, Reference
 from cdeq.experiments.metrics import Metric
-from cdeq.experiments.model_cells import Tolerances
+from cdeq.experiments.subjects import Tolerances
 from cdeq.solvers import Anderson, solve_model
 
 Segments = Sequence[tuple[Tensor, Tensor]]

@@ -1,0 +1,225 @@
+"""What is distilled: a data set, its teacher trained once, and the folders of what is made from them.
+
+A kind of data (text, images, graphs) fills in `Subject`; every table and figure is made of the same pieces.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cdeq.consistency.distill import distill
+from cdeq.consistency.recipes import Recipe, recipe_named
+from cdeq.consistency.student import Student
+from cdeq.experiments.cells import Cells
+from cdeq.experiments.compare import SOLVERS, Method, Quality
+from cdeq.experiments.metrics import Metric
+from cdeq.experiments.options import Options
+from cdeq.experiments.provenance import Training
+from cdeq.experiments.train import timed
+from cdeq.training.log import Progress, ProgressBar
+from cdeq.training.loop import FitConfig
+from cdeq.training.task_loss import TaskLoss
+from cdeq.trajectories import TrajectoryStore, record
+
+Teacher = Any
+"""An equilibrium model that is a module."""
+
+SAVED = "student"
+"""The folder of a finished student, inside that of its training."""
+RECORD_STEPS = {"endpoint": 40, "full": 30}
+"""Budget of a recorded solve: to its tolerance, or of all its states."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentPlan:
+    """A student's recipe by name, the fields of it that are changed, and the solver whose states it learns from.
+
+    `once`: one seed is enough.
+    """
+
+    recipe: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    solver: str = "anderson"
+    once: bool = False
+
+    @property
+    def whole(self) -> Recipe:
+        return recipe_named(self.recipe, **self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """How far a teacher is solved: as a `reference` within a `budget` of steps, and in everyday use (`usual`).
+
+    Nobody in production knows the score to stop at.
+    """
+
+    reference: float = 1e-4
+    budget: int = 80
+    usual: float = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(ABC):
+    """A data set with its plan, its teacher, and the folders of what is made from it."""
+
+    plan: Any  # of the kind's own; it has a name and a title
+    options: Options
+
+    students: ClassVar[Mapping[str, StudentPlan]]
+    """By the method's name; `paper` and `anchored` are among them."""
+    teacher_name: ClassVar[str]
+    shown: ClassVar[tuple[int, ...]]
+    """Evaluations at which every method is scored."""
+    tolerances: ClassVar[Tolerances] = Tolerances()
+
+    @property
+    @abstractmethod
+    def base(self) -> dict[str, Any]:
+        """What everything depends on: the data, and all that the teacher was made with."""
+
+    @abstractmethod
+    def recorded_key(self, mode: str) -> dict[str, int]:
+        """How much of the training data is recorded in a mode, under the name it has in configurations."""
+
+    @property
+    @abstractmethod
+    def metric(self) -> Metric: ...
+
+    @abstractmethod
+    def trained_teacher(self) -> tuple[Teacher, Training]:
+        """The teacher at its equilibrium, trained now or before."""
+
+    @abstractmethod
+    def record_batches(self, mode: str) -> Iterable[Any]:
+        """What is distilled from: (x, y) pairs."""
+
+    @property
+    def carried(self) -> bool:
+        """Recorded batches follow on each other, with memory."""
+        return False
+
+    @abstractmethod
+    def task_loss(self, teacher: Teacher) -> TaskLoss: ...
+
+    @abstractmethod
+    def student_fit(self, recipe: str) -> FitConfig:
+        """How a student by a recipe of this name is trained."""
+
+    def finished(self, student: Student, plan: StudentPlan) -> Student:
+        """What is done to a student when it has been trained."""
+        return student
+
+    # Scores.
+
+    @abstractmethod
+    def score_teacher(self, teacher: Teacher) -> dict[str, Any]:
+        """Metric, steps and residual of the converged teacher; its states on the test data are kept."""
+
+    @abstractmethod
+    def score_method(
+        self,
+        method: Method,
+        model: Teacher,
+        counts: tuple[int, ...],
+        progress: Callable[[int, int], None] | None,
+    ) -> dict[int, Quality]: ...
+
+    @abstractmethod
+    def timed_input(self) -> Any:
+        """What all methods are timed on."""
+
+    @abstractmethod
+    def timed_method(self, method: Method, model: Teacher, x: Any) -> Method:
+        """The method from an input to what a score takes."""
+
+    # Folders.
+
+    def place(self, name: str, config: dict[str, Any] | None = None) -> Path:
+        """The folder of one training; `config` is what it depends on beside the data and the teacher."""
+        whole = {**self.base, **(config or {})}
+        return Cells(self.options.runs).place(f"{self.plan.name}-{name}", whole)
+
+    def result(self, name: str, config: dict[str, Any], work: Callable[[], Any]) -> Any:
+        """What `work()` gives, now or before; `config` as for `place`."""
+        whole = {**self.base, **config}
+        return Cells(self.options.runs).result(f"{self.plan.name}-{name}", whole, work)
+
+    def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
+        return self.options.bar(f"{self.plan.title}: {title}")
+
+    def say(self, what: str) -> None:
+        self.options.say(f"{self.plan.title}: {what}")
+
+
+def recorded(
+    subject: Subject, teacher: Teacher, mode: str, solver: str = "anderson"
+) -> tuple[TrajectoryStore, float]:
+    """The teacher's equilibria, or all its states, on some of the training data; and the seconds it took."""
+    config = {"mode": mode, **subject.recorded_key(mode), "steps": RECORD_STEPS[mode]}
+    if solver != "anderson":
+        config["solver"] = SOLVERS[solver]
+    folder = subject.place("record", config) / "trajectories"
+
+    def work() -> dict[str, float]:
+        began = time.perf_counter()
+        with subject.bar(f"record ({mode}, {solver})") as bar:
+            record(
+                teacher,
+                subject.record_batches(mode),
+                folder,
+                solver=SOLVERS[solver],
+                max_steps=RECORD_STEPS[mode],
+                mode=mode,
+                carried=subject.carried,
+                progress=bar,
+            )
+        return {"seconds": time.perf_counter() - began}
+
+    took = subject.result("record", config, work)
+    return TrajectoryStore.open(folder), took["seconds"]
+
+
+def student_config(subject: Subject, plan: StudentPlan, seed: int) -> dict[str, Any]:
+    """What a student depends on beside the teacher."""
+    recipe = plan.whole
+    return {
+        "recipe": recipe,
+        "fit": subject.student_fit(plan.recipe),
+        **subject.recorded_key(recipe.store_mode),
+        **({} if plan.solver == "anderson" else {"solver": SOLVERS[plan.solver]}),
+        "seed": seed,
+    }
+
+
+def trained_student(
+    subject: Subject, teacher: Teacher, plan: StudentPlan, seed: int, name: str | None = None
+) -> tuple[Student, Training]:
+    """A student by a plan, in a folder that is called `name`; its training includes the recording it learns from."""
+    config = student_config(subject, plan, seed)
+    recipe = config["recipe"]
+    store, before = recorded(subject, teacher, recipe.store_mode, plan.solver)
+    folder = subject.place(name or plan.recipe, config)
+
+    def run(tick: Progress) -> None:
+        if not (folder / SAVED).exists():
+            student = distill(
+                teacher,
+                store,
+                recipe=recipe,
+                fit_config=config["fit"],
+                folder=folder,
+                task_loss=subject.task_loss(teacher),
+                seed=seed,
+                progress=subject.options.progress,
+            )
+            subject.finished(student, plan).save(folder / SAVED)
+
+    training = timed(folder, None, run)
+    return Student.load(folder / SAVED), training.after(before)
