@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TASK ?= images
 
-.PHONY: demo test lint format bench bench-graphs results clean
+.PHONY: demo test lint format docs bench bench-graphs results clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format src tests bench
+
+# Strict: a link that leads nowhere, or a page that nothing leads to, is an error.
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
 
 # All run before any is copied: a copied figure would make the tree, and so the commit, dirty.
 bench: $(READY)

@@ -22,7 +22,7 @@ from rich.console import Console
 from cdeq.consistency.recipes import RecipeError
 from cdeq.consistency.saving import StudentFolderError
 from cdeq.experiments.options import ExperimentError
-from cdeq.experiments.results import ResultsError
+from cdeq.experiments.results import Results, ResultsError
 from cdeq.training import CheckpointError
 from cdeq.trajectories import StoreError
 
@@ -75,8 +75,30 @@ class Reproduce:
     Work that was done before is not done again; a run cut short goes on where it was.
     """
 
-    experiment: tyro.conf.Positional[Literal["table1", "table2", "table3", "inductive"]]
-    """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes)."""
+    experiment: tyro.conf.Positional[
+        Literal[
+            "table1",
+            "table2",
+            "table3",
+            "inductive",
+            "residuals",
+            "solvers",
+            "history",
+            "lambdas",
+            "modules",
+            "window",
+            "gamma-rho",
+            "beta",
+            "time-map",
+            "recipe",
+            "cost",
+            "overhead",
+            "certified",
+            "all",
+        ]
+    ]
+    """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes), a figure or an ablation by
+    name (docs/reproducing.md says what each is), or all of them."""
     scale: Literal["tiny", "small", "paper"] = "small"
     """tiny: embedded data, a minute; small: real data, one to two hours on two cores; paper: for GPUs."""
     data_dir: Path | None = None
@@ -99,6 +121,16 @@ class Reproduce:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Bind everything that was reproduced into one page, report.html, that opens from disk."""
+
+    results: Path = Path("results/small")
+    """The folder that `cdeq reproduce` wrote to."""
+    out: Path | None = None
+    """Where the page goes; default report.html in that folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,51 +216,80 @@ def demo(options: Demo) -> int:
 DIGITS = ("sklearn", "scikit-learn", "demo")
 PLOTS = ("matplotlib", "matplotlib", "demo")
 GRAPHS = ("torch_geometric", "torch_geometric", "graphs")
-NEEDED = {
+PICTURES = ("PIL", "pillow", "images")
+NEEDED: dict[str, tuple[tuple[str, str, str], ...]] = {
     "table1": (PLOTS,),
-    "table2": (PLOTS, ("PIL", "pillow", "images"), DIGITS),
+    "table2": (PLOTS, PICTURES, DIGITS),
     "table3": (PLOTS, GRAPHS, DIGITS),
     "inductive": (PLOTS, GRAPHS, DIGITS),
 }
-"""The module, package and extra that each experiment cannot do without."""
+"""The module, package and extra that an experiment cannot do without; a figure needs what images need."""
 EMBEDDED_NEED = ("sklearn",)
 """What only the embedded data of the tiny scale need."""
 
 
 def reproduce(options: Reproduce) -> int:
-    for module, package, extra in NEEDED[options.experiment]:
+    whole = options.experiment == "all"
+    wanted = (PLOTS, PICTURES, GRAPHS, DIGITS) if whole else (PLOTS, PICTURES, DIGITS)
+    for module, package, extra in NEEDED.get(options.experiment, wanted):
         if options.scale == "tiny" or module not in EMBEDDED_NEED:
             _require(module, package, f"{options.experiment} needs", extra)
     from cdeq.experiments.options import Options
-    from cdeq.experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
-    from cdeq.experiments.table import results_table
+    from cdeq.experiments.reproduce import EXPERIMENTS
 
+    if whole and options.only:
+        raise ExperimentError("--only means other things to different experiments: name one")
     console = Console() if Console().is_terminal else Console(width=120)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
     began = time.perf_counter()
     out = options.out or Path("results") / options.scale
-    results = EXPERIMENTS[options.experiment](
-        Options(
-            scale=options.scale,
-            data=options.data_dir,
-            runs=options.runs,
-            out=out,
-            seeds=options.seeds,
-            only=options.only,
-            jobs=options.jobs,
-            threads=options.threads,
-            progress=True,
-            say=lambda line: console.print(line, highlight=False),
-        )
+    given = Options(
+        scale=options.scale,
+        data=options.data_dir,
+        runs=options.runs,
+        out=out,
+        seeds=options.seeds,
+        only=options.only,
+        jobs=options.jobs,
+        threads=options.threads,
+        progress=True,
+        say=lambda line: console.print(line, highlight=False),
     )
-    counts = TABLE_COUNTS[options.experiment]
-    for dataset in results.datasets:
-        console.print(results_table(results, dataset, ("metric", "distance", "seconds"), counts))
-    console.print(
-        f"{time.perf_counter() - began:.0f} seconds in all. Read {out / options.experiment}.md"
-    )
+    for name in EXPERIMENTS if whole else (options.experiment,):
+        torch.manual_seed(0)
+        _show(console, EXPERIMENTS[name](given), out / f"{name}.md")
+    console.print(f"{time.perf_counter() - began:.0f} seconds in all.")
+    return 0
+
+
+def _show(console: Console, results: Results, page: Path) -> None:
+    """A table in the terminal; of a figure or an ablation what its page says first."""
+    from cdeq.experiments.reproduce import TABLE_COUNTS
+    from cdeq.experiments.table import results_table
+
+    counts = TABLE_COUNTS.get(results.experiment)
+    if counts is not None:
+        for dataset in results.datasets:
+            quantities = ("metric", "distance", "seconds")
+            console.print(results_table(results, dataset, quantities, counts))
+    else:
+        head = page.read_text(encoding="utf-8").partition("\n## ")[0]
+        for line in head.splitlines():
+            if line.startswith("- "):
+                console.print(line, highlight=False, markup=False)
+    console.print(f"Read {page}")
+
+
+def report(options: Report) -> int:
+    from cdeq.experiments.binder import write_binder
+    from cdeq.experiments.reproduce import EXPERIMENTS
+
+    path = options.out or options.results / "report.html"
+    try:
+        print(write_binder(options.results, path, order=tuple(EXPERIMENTS)))
+    except ValueError as error:
+        raise ExperimentError(str(error)) from None
     return 0
 
 
@@ -308,14 +369,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point of the `cdeq` command."""
     try:
         options = tyro.extras.subcommand_cli_from_dict(
-            {"demo": Demo, "reproduce": Reproduce, "generate": Generate},
+            {"demo": Demo, "reproduce": Reproduce, "report": Report, "generate": Generate},
             prog="cdeq",
             description="Deep equilibrium models in a few evaluations.",
             args=arguments,
         )
-        if isinstance(options, Demo):
-            return demo(options)
-        return generate(options) if isinstance(options, Generate) else reproduce(options)
+        run = {Demo: demo, Reproduce: reproduce, Report: report, Generate: generate}
+        return run[type(options)](options)  # type: ignore[operator, index]
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130

@@ -236,6 +236,8 @@ def _read(path: Path) -> Experiment:
         blocks = read_markdown(page.read_text(encoding="utf-8"))
     except ValueError as error:  # a UnicodeDecodeError too
         raise ValueError(f"{page}: {error}") from error
+    if blocks and isinstance(blocks[-1], Paragraph) and blocks[-1].text.startswith("Hardware: "):
+        blocks.pop()  # the JSON has it
     title, stale, opening, folded = results.experiment, False, True, False
     claims: list[str] = []
     body: list[Block] = []
@@ -250,8 +252,6 @@ def _read(path: Path) -> Experiment:
                 continue
         if isinstance(block, Paragraph) and opening and block.text.startswith("Made by "):
             stale = not (results.command in block.text and results.commit in block.text)
-        elif isinstance(block, Paragraph) and folded and block.text.startswith("Hardware: "):
-            continue  # the JSON has it
         elif isinstance(block, Bullets) and opening:
             claims += block.items
         else:
@@ -271,7 +271,9 @@ def _read(path: Path) -> Experiment:
 def _png(path: Path) -> bytes:
     content = path.read_bytes()
     if not (content.startswith(b"\x89PNG\r\n\x1a\n") and content[-8:-4] == b"IEND"):
-        raise ValueError(f"{path}: not a whole PNG image; make it again, or delete it to go without")
+        raise ValueError(
+            f"{path}: not a whole PNG image; make it again, or delete it to go without"
+        )
     return content
 
 
@@ -336,8 +338,7 @@ def _figure(one: Experiment) -> str:
     alt = f"Plot for {_plain(one.title)}. {escape(shows)} The tables below give values."
     data = base64.b64encode(one.plot).decode()
     image = (
-        f'<img alt="{alt}" width="{width}" height="{height}" '
-        f'src="data:image/png;base64,{data}">'
+        f'<img alt="{alt}" width="{width}" height="{height}" src="data:image/png;base64,{data}">'
     )
     return f"<figure>{image}</figure>"
 
@@ -364,7 +365,7 @@ def _blocks(blocks: Sequence[Block], title: str) -> Iterator[str]:
 
 def _table(grid: Grid, caption: str) -> str:
     heads = "".join(
-        f'<th scope="col" class="{side}">{inline(cell)}</th>'
+        f'<th scope="col" class="{side}">{inline(cell)}</th>' if cell else "<td></td>"
         for cell, side in zip(grid.head, grid.sides, strict=True)
     )
     out = [
@@ -424,8 +425,9 @@ def _seeds(results: Results, dataset: str) -> str:
         own = tuple(sorted({row.seed for row in rows if row.method == method}))
         if len(own) < len(every):
             fewer.setdefault(own, []).append(style(method).name)
-    only = [f"only {listed(own)} for {listed(names)}" for own, names in fewer.items()]
-    return "; ".join([listed(every), *only])
+    # Names may hold a comma themselves.
+    only = [f"Only {listed(own)} for {'; '.join(names)}" for own, names in fewer.items()]
+    return ". ".join([listed(every), *only])
 
 
 def _spread(results: Results, dataset: str) -> str:
@@ -446,9 +448,10 @@ def _spread(results: Results, dataset: str) -> str:
 def _hardware(hardware: dict[str, Any] | str) -> str:
     if isinstance(hardware, str):
         return hardware
-    words = {"cpu": "CPU", "gpu": "GPU", "gpus": "GPUs", "memory_gb": "memory in GB"}
+    known = {"cpu": "CPU {}", "gpu": "GPU {}", "gpus": "GPUs {}", "memory_gb": "memory {} GB"}
     return ", ".join(
-        f"{words.get(name, name.replace('_', ' '))} "
-        + (" / ".join(map(str, value)) if isinstance(value, list) else str(value))
+        known.get(name, name.replace("_", " ") + " {}").format(
+            " / ".join(map(str, value)) if isinstance(value, list) else value
+        )
         for name, value in hardware.items()
     )

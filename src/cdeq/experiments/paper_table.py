@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cdeq.experiments.plots import QUANTITIES, draw_grid
@@ -114,7 +114,25 @@ def write_table(
     """`folder`/<experiment>.json, .md and .png."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / results.experiment
-    paths = [results.to_json(stem.with_suffix(".json"))]
+    tables = {
+        name: paper_table(results, name, shown, same_equilibrium) for name in results.datasets
+    }
+    page = page_of(results, title=title, tables=tables, notes=notes, claims=claims)
+    paths = [results.to_json(stem.with_suffix(".json")), stem.with_suffix(".md")]
+    atomic_write_text(paths[-1], page)
+    paths.append(draw_grid(results, stem.with_suffix(".png"), QUANTITIES[:2]))
+    return paths
+
+
+def page_of(
+    results: Results,
+    *,
+    title: str,
+    tables: Mapping[str, str],
+    notes: Sequence[str] = (),
+    claims: Sequence[str] = (),
+) -> str:
+    """A result in Markdown: what made it, what it says, a table a data set, how to read it, on which machine."""
     page = [
         f"# {title}",
         "",
@@ -123,7 +141,7 @@ def write_table(
         *claims,
         "",
     ]
-    for dataset in results.datasets:
+    for dataset, table in tables.items():
         teachers = dict.fromkeys(t.name for t in results.teachers if t.dataset == dataset)
         seeds = len({row.seed for row in results.rows_of(dataset)})
         page += [f"## {dataset} ({seeds} seed{'s' * (seeds != 1)})", ""]
@@ -131,11 +149,9 @@ def write_table(
             page += [
                 f"- {teacher_text(results.teacher(dataset, name), metric_of(results, dataset))}"
             ]
-        page += ["", paper_table(results, dataset, shown, same_equilibrium)]
-    page += ["## How to read it", "", *(f"- {note}" for note in notes), ""]
+        page += ["", table]
+    if notes:
+        page += ["## How to read it", "", *(f"- {note}" for note in notes), ""]
     hardware = results.hardware if isinstance(results.hardware, dict) else {"cpu": results.hardware}
     page += ["Hardware: " + ", ".join(f"{k} {v}" for k, v in hardware.items()) + ".", ""]
-    paths.append(stem.with_suffix(".md"))
-    atomic_write_text(paths[-1], "\n".join(page))
-    paths.append(draw_grid(results, stem.with_suffix(".png"), QUANTITIES[:2]))
-    return paths
+    return "\n".join(page)

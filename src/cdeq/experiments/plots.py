@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,18 @@ def draw_grid(results: Results, path: Path, quantities: Sequence[str]) -> Path:
         )
         figure.savefig(path, dpi=130, facecolor="white")
     return path
+
+
+@contextmanager
+def saved_figure(path: Path, columns: int, rows: int = 1) -> Iterator[list["Axes"]]:
+    """Panels to draw on, row by row; written to `path` at the end."""
+    _, figure_of = _matplotlib()
+    figure = figure_of(figsize=(5.2 * columns, 3.9 * rows), layout="constrained")
+    panels = [panel for row in figure.subplots(rows, columns, squeeze=False) for panel in row]
+    yield panels
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130, facecolor="white")
 
 
 def slug(name: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cdeq.experiments import image_cells, table3, text_cells
+from cdeq.experiments import figures, image_cells, table3, text_cells
+from cdeq.experiments.grid_run import grid_experiment
+from cdeq.experiments.grids import GRIDS
 from cdeq.experiments.inductive import inductive
 from cdeq.experiments.options import Options
 from cdeq.experiments.results import Results
@@ -16,6 +18,11 @@ EXPERIMENTS: dict[str, Callable[[Options], Results]] = {
     "table2": table2,
     "table3": table3.table3,
     "inductive": inductive,
+    "residuals": figures.residuals,
+    **{name: grid_experiment(name) for name in GRIDS},
+    "cost": figures.cost,
+    "overhead": figures.overhead,
+    "certified": figures.certified,
 }
 """Each runs at the scale of its options, and writes its JSON, Markdown and PNG as it goes."""
 

@@ -15,7 +15,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -71,6 +71,8 @@ class Row:
     """What its own training took, beside its teacher's; None where nothing was trained or nobody kept the time."""
     top5: float | None = None
     """Share of images whose class is among the five likeliest; None for other metrics."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Further measurements, by a name that says the unit."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -185,23 +187,24 @@ def _checked_names(kind: type, data: object, where: str) -> dict[str, Any]:
     place = where or "top level"
     if not isinstance(data, dict):
         raise ResultsError(f"{place}: expected an object, got {type(data).__name__}")
-    names = [field.name for field in fields(kind)]
+    names = [f.name for f in fields(kind)]
     for name in data:
         if name not in names:
             raise ResultsError(f"{place}: unknown field {name!r}; known: {', '.join(names)}")
-    for field in fields(kind):
+    for f in fields(kind):
         # A field with a default was added later: older files lack it.
-        if field.name not in data and field.default is MISSING:
-            raise ResultsError(f"{place}: missing field {field.name!r}")
+        needed = f.default is MISSING and f.default_factory is MISSING
+        if f.name not in data and needed:
+            raise ResultsError(f"{place}: missing field {f.name!r}")
     return dict(data)
 
 
 def _check_fields(item: Any) -> None:
     hints = typing.get_type_hints(type(item))
-    for field in fields(item):
-        hint = hints[field.name]
-        value = _converted(getattr(item, field.name), hint, field.name)
-        object.__setattr__(item, field.name, value)
+    for f in fields(item):
+        hint = hints[f.name]
+        value = _converted(getattr(item, f.name), hint, f.name)
+        object.__setattr__(item, f.name, value)
 
 
 def _converted(value: Any, hint: Any, name: str) -> Any:

@@ -1,0 +1,55 @@
+"""Train a teacher and distil it, on any number of processes; docs/scaling-out.md has the commands.
+
+Every process runs this file from top to bottom. --folder is one that all of them see.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import cdeq
+from cdeq.data import digits_images
+from cdeq.models import ConvDEQ
+from cdeq.training.parallel import process_rank
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--folder", type=Path, required=True)
+parser.add_argument("--updates", type=int, default=200, help="of the student")
+parser.add_argument("--teacher-updates", type=int, default=150)
+parser.add_argument("--checkpoint-every", type=int, default=50)
+options = parser.parse_args()
+
+with cdeq.process_group():
+    rank, world = process_rank()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    train = digits_images().train
+    batches = list(zip(train.x.split(64), train.y.split(64), strict=True))[:-1]
+
+    def share_of_batch(update):
+        """A process's part of a batch, for the teacher; `distill` makes the parts of its own."""
+        return tuple(part[rank::world].to(device) for part in batches[update % len(batches)])
+
+    torch.manual_seed(0)  # alike everywhere: all processes begin with the same weights
+    teacher = ConvDEQ(channels=16).to(device)
+    teaching = cdeq.TeachConfig(
+        fit=cdeq.FitConfig(
+            updates=options.teacher_updates,
+            learning_rate=2e-3,
+            checkpoint_every=options.checkpoint_every,
+        ),
+        pretrain=options.teacher_updates // 2,
+    )
+    cdeq.teach(teacher, share_of_batch, teaching, folder=options.folder / "teacher")
+
+    distilling = cdeq.FitConfig(
+        updates=options.updates,
+        learning_rate=3e-3,
+        checkpoint_every=options.checkpoint_every,
+    )
+    student = cdeq.distill(
+        teacher, batches, fit_config=distilling, folder=options.folder / "distil"
+    )
+    if rank == 0:
+        student.save(options.folder / "student")
+        print(f"saved to {options.folder / 'student'}")

@@ -1,0 +1,140 @@
+"""A grid on paper: JSON, a Markdown table laid out as the paper's, the paper's own figure in brackets, and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cdeq.experiments.grid_plots import draw_grid_plot
+from cdeq.experiments.grids import REPORTED, Grid, Variant
+from cdeq.experiments.paper_table import page_of
+from cdeq.experiments.results import Results
+from cdeq.experiments.table import (
+    MetricStyle,
+    Point,
+    curves,
+    metric_of,
+    seconds_text,
+    small_text,
+)
+from cdeq.files import atomic_write_text
+
+BRACKETS = (
+    "In brackets what the paper reports for the same choice at its own scale (WikiText-103, ImageNet, ogbn-arxiv): "
+    "to compare trends by, not values."
+)
+
+
+def write_grid(
+    results: Results,
+    grid: Grid,
+    titles: Mapping[str, str],
+    variants: Mapping[str, Sequence[Variant]],
+    folder: Path,
+) -> list[Path]:
+    """`folder`/<experiment>.json, .md and .png; `titles` and `variants` are by the kind of data."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / results.experiment
+    tables = {}
+    for kind, title in titles.items():
+        lay_out = matrix if grid.axes else listing
+        tables[title] = lay_out(results, grid, kind, title, variants[kind])
+    claims = [claim(results, grid, kind, title, variants[kind]) for kind, title in titles.items()]
+    shown = {kind: [v for v in variants[kind] if kind in v.published] for kind in titles}
+    notes = [*grid.notes, *([BRACKETS] if any(shown.values()) else [])]
+    page = page_of(results, title=grid.title, tables=tables, notes=notes, claims=claims)
+    atomic_write_text(stem.with_suffix(".md"), page)
+    return [
+        results.to_json(stem.with_suffix(".json")),
+        stem.with_suffix(".md"),
+        draw_grid_plot(results, grid, titles, variants, stem.with_suffix(".png")),
+    ]
+
+
+def points_of(results: Results, title: str, name: str) -> dict[int | None, Point]:
+    """A variant's points by the number of evaluations."""
+    return {p.steps: p for p in curves(results, title).get(name, [])}
+
+
+def _bracketed(variant: Variant, kind: str) -> str:
+    figure = variant.published.get(kind)
+    return "" if figure is None else f" ({figure:g})"
+
+
+def listing(
+    results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]
+) -> str:
+    """A row a variant, a column a number of evaluations; the paper's figure at its number."""
+    metric, reported = metric_of(results, title), REPORTED[kind]
+    counts = grid.counts[kind]
+    found = {v.name: points_of(results, title, v.name) for v in variants}
+    best = {k: _best(metric, [points[k].metric for points in found.values()]) for k in counts}
+    head = ["", *(f"{metric.name} at {k}" for k in counts), f"distance at {reported}"]
+    head += [f"seconds at {reported}"]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    for variant in variants:
+        points = found[variant.name]
+        cells = [variant.name]
+        for k in counts:
+            text = metric.text(points[k].metric, points[k].spread)
+            text = f"**{text}**" if points[k].metric == best[k] else text
+            cells.append(text + (_bracketed(variant, kind) if k == reported else ""))
+        cells += [small_text(points[reported].distance), seconds_text(points[reported].seconds)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def matrix(results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]) -> str:
+    """Two fields, one down and one across, at the number of evaluations that the paper reports."""
+    assert grid.axes is not None
+    metric, reported = metric_of(results, title), REPORTED[kind]
+    places = {v.cell: v for v in variants if v.cell is not None}
+    rows = list(dict.fromkeys(row for row, _ in places))
+    columns = list(dict.fromkeys(column for _, column in places))
+    found = {cell: points_of(results, title, v.name)[reported] for cell, v in places.items()}
+    best = _best(metric, [p.metric for p in found.values()])
+    down, across = grid.axes
+    lines = [
+        f"{metric.name} at {reported} evaluations:",
+        "",
+        f"| {down} \\ {across} | {' | '.join(columns)} |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for row in rows:
+        cells = [row]
+        for column in columns:
+            p = found[row, column]
+            text = metric.text(p.metric, p.spread)
+            text = f"**{text}**" if p.metric == best else text
+            cells.append(text + _bracketed(places[row, column], kind))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _best(metric: MetricStyle, values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return (max if metric.higher_is_better else min)(known, default=None)
+
+
+def claim(results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]) -> str:
+    """Which choice is best here, where the recipe's own stands, and which is best in the paper."""
+    metric, reported = metric_of(results, title), REPORTED[kind]
+    found = {v.name: points_of(results, title, v.name)[reported] for v in variants}
+    scores = {name: p.metric for name, p in found.items() if p.metric is not None}
+    if not scores:
+        return f"- {title}: no variant has a score."
+    order = sorted(scores, key=lambda name: scores[name], reverse=metric.higher_is_better)
+    first, own = order[0], grid.default
+    line = f"- {title}, at {reported} evaluations: best is {first} ({metric.text(scores[first])})"
+    if own != first and own in scores:
+        place = order.index(own) + 1
+        line += f"; {own} is number {place} of {len(order)} ({metric.text(scores[own])})"
+    given = {v.name: v.published[kind] for v in variants if kind in v.published}
+    if given:
+        top = (max if metric.higher_is_better else min)(given, key=lambda name: given[name])
+        agrees = "as here" if top == first else "not as here"
+        line += f"; in the paper best is {top} ({given[top]:g}), {agrees}"
+    spread = [p.spread for p in found.values() if p.spread is not None]
+    if spread:
+        line += f"; standard deviations over seeds up to {metric.text(max(spread))}"
+    return line + "."

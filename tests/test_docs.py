@@ -1,0 +1,351 @@
+"""What the pages of docs/ say is so: their code runs, their links hold, their bounds bound."""
+
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+import warnings
+from dataclasses import fields
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import cdeq
+from cdeq.cli import NEEDED, Reproduce
+from cdeq.consistency.boundary import out_coefficient
+from cdeq.consistency.clock import inference_fraction
+from cdeq.experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
+from cdeq.training import CheckpointError
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+NEW = ("index", "getting-started", "bring-your-own", "reproducing", "scaling-out", "method")
+
+
+def page(name):
+    return (DOCS / f"{name}.md").read_text()
+
+
+def blocks(text, language="python"):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def table_rows(text, header):
+    """The cells of a table's rows, found by how its header begins."""
+    lines = text.split(header)[1].splitlines()[2:]
+    kept = [line for line in lines if line.startswith("|")][
+        : [*map(bool, lines), False].index(False)
+    ]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in kept]
+
+
+# The site.
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    assert (tmp_path / "bring-your-own" / "index.html").exists()
+
+
+def test_files_that_the_pages_name_are_there():
+    for name in NEW:
+        for path in re.findall(r"(?:src|docs|examples|tests|bench)/[\w./-]*\w", page(name)):
+            assert (ROOT / path).exists(), f"{name}.md names {path}"
+
+
+# Getting started.
+
+
+def test_the_extras_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = table_rows(page("getting-started"), "| extra |")
+    assert {row[0].strip("`| ") for row in rows} == set(project["optional-dependencies"])
+
+
+def test_getting_started_runs_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    with torch.random.fork_rng():
+        for block in blocks(page("getting-started")):
+            exec(block, names)
+    assert names["accuracy"] > 0.85
+    first, *_, last = names["distances"]
+    assert last < 0.1 < first
+    result = names["result"]
+    assert result.converged.float().mean() > 0.95
+    assert result.steps.float().mean() < names["solution"].steps.float().mean()
+    assert len(names["again"].calibrated) == 4
+    x = names["x"]
+    calibrated = cdeq.Student.load("digits-student")
+    assert torch.equal(calibrated(x), names["again"](x))
+    assert (tmp_path / "runs" / "digits" / "log.jsonl").exists()
+    with pytest.raises(CheckpointError):  # as the page says of another seed
+        cdeq.distill(
+            names["teacher"], names["batches"][:4], updates=20, folder="runs/digits", seed=1
+        )
+
+
+# Bring your own.
+
+
+def test_the_page_is_the_example():
+    example = (ROOT / "examples" / "bring_your_own_torchdeq.py").read_text()
+    section = page("bring-your-own").split("## Plain functions")[0]
+    shown = "\n".join(blocks(section))
+    assert [*filter(None, shown.splitlines())] == [*filter(None, example.splitlines())]
+
+
+def test_bring_your_own_runs_as_written(tmp_path, monkeypatch, capsys):
+    with warnings.catch_warnings():
+        # torchdeq's docstrings hold escapes that Python 3.12 warns about when it first compiles them.
+        warnings.filterwarnings("ignore", "invalid escape sequence", SyntaxWarning)
+        pytest.importorskip("torchdeq")
+    monkeypatch.chdir(tmp_path)
+    text = page("bring-your-own")
+    section = text.split("## Plain functions")[0]
+    names = {"__name__": "page"}
+    with torch.random.fork_rng():
+        for block in blocks(section):
+            exec(block, names)
+        printed = capsys.readouterr().out
+        for steps, _, ours, _, plain in names["rows"]:
+            assert ours < plain, steps
+        assert bool(names["result"].converged.all())
+        assert names["spent"] < names["alone"]
+        (shown,) = blocks(section, "text")
+        assert re.sub(r"[\d.]+", "", printed).split() == re.sub(r"[\d.]+", "", shown).split()
+        for was, now in zip(numbers(shown), numbers(printed), strict=True):
+            assert now == pytest.approx(was, rel=0.1), (was, now)
+
+        for block in blocks(text)[len(blocks(section)) :]:
+            exec(block, names)
+            with torch.no_grad():
+                logits = names["student"](names["x"], steps=2)
+            assert names["accuracy"](logits) > 0.8
+    assert torch.equal(names["again"](names["x"]), names["student"](names["x"]))
+
+
+def numbers(text):
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", text)]
+
+
+# Reproducing.
+
+
+def test_every_experiment_is_explained():
+    rows = table_rows(page("reproducing"), "| ID | of the paper |")
+    assert [row[0].strip("`| ") for row in rows] == list(EXPERIMENTS)
+    for row in rows:
+        name, needs, counts = row[0].strip("`| "), row[3], row[4].strip("| ")
+        extras = {extra for module, _, extra in NEEDED[name] if module != "sklearn"}
+        assert set(re.findall(r"`(\w+)`", needs)) == extras
+        assert tuple(int(count) for count in counts.split(",")) == TABLE_COUNTS[name]
+    scales = table_rows(page("reproducing"), "| ID | `--scale tiny` |")
+    assert [row[0].strip("`| ") for row in scales] == list(EXPERIMENTS)
+
+
+def test_the_options_that_the_page_names_exist():
+    known = {field.name.replace("_", "-") for field in fields(Reproduce)}
+    assert set(re.findall(r"--([a-z][a-z-]+)", page("reproducing"))) <= known
+
+
+# Scaling out.
+
+
+def commands():
+    """The commands of the page, as lists of words."""
+    lines = re.findall(r"^    (.*distill_with_torchrun.*)$", page("scaling-out"), re.MULTILINE)
+    return [shlex.split(line) for line in lines]
+
+
+SHORT = ("--updates", "6", "--teacher-updates", "6")
+
+
+def in_this_process(monkeypatch, *arguments):
+    """The script as the page's command without torchrun starts it."""
+    script = str(ROOT / "examples" / "distill_with_torchrun.py")
+    monkeypatch.setattr(sys, "argv", [script, *arguments, *SHORT])
+    with torch.random.fork_rng():
+        runpy.run_path(script, run_name="__main__")
+
+
+def test_the_script_trains_on_two_processes_as_on_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    together, alone, _ = commands()
+    assert together[:2] == ["OMP_NUM_THREADS=1", "torchrun"]
+    assert alone[0] == "python"
+    arguments = [str(ROOT / word) if word.endswith(".py") else word for word in together[2:]]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments, *SHORT],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("saved to runs/two/student") == 1
+    in_this_process(monkeypatch, *alone[2:])
+    for training in ("teacher", "distil"):
+        one, two = (last_line(Path("runs") / run / training) for run in ("one", "two"))
+        assert one["update"] == two["update"] == 5
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-2)
+    # The folder of two processes is finished: one process finds it so, and makes the same student.
+    saved = Path("runs/two/student/student.safetensors")
+    before = saved.read_bytes()
+    in_this_process(monkeypatch, "--folder", "runs/two")
+    assert saved.read_bytes() == before
+
+
+def last_line(folder):
+    return json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+
+
+def test_the_command_for_several_machines_is_one_that_torchrun_reads():
+    from torch.distributed.run import get_args_parser
+
+    *_, words = commands()
+    assert words[0] == "torchrun"
+    read = get_args_parser().parse_args(words[1:])
+    assert (read.nnodes, read.nproc_per_node, read.rdzv_backend) == ("2", "8", "c10d")
+    assert read.rdzv_endpoint == "HOST:29500"
+    assert read.training_script.endswith("distill_with_torchrun.py")
+
+
+# The proof of docs/method.md, on linear maps in double precision.
+
+
+class Affine(nn.Module):
+    """z = W z + b + x."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(weight.new_zeros(len(weight)))
+
+    def inject(self, x):
+        return x
+
+    def start(self, context):
+        return torch.zeros_like(context)
+
+    def step(self, z, context):
+        return z @ self.weight.T + self.bias + context
+
+    def readout(self, z, context):
+        return z
+
+    def equilibrium(self, x):
+        """(I - W)^-1 (b + x)."""
+        eye = torch.eye(len(self.weight), dtype=x.dtype)
+        return torch.linalg.solve(eye - self.weight, (self.bias + x).T).T
+
+
+def contraction(q, size=4, seed=0):
+    """q times an orthogonal matrix: every vector shrinks by q exactly."""
+    g = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(size, size, generator=g, dtype=torch.float64)
+    return q * torch.linalg.qr(matrix)[0]
+
+
+def changed_student(weight, x, recipe, *, bias_only=False, seed=1):
+    """A student of the affine map with random changes of its weights."""
+    student = cdeq.Student.for_example(Affine(weight), recipe, x)
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, change in zip(student.deltas.names, student.deltas.changes, strict=True):
+            change.change.copy_(torch.randn(change.change.shape, generator=g, dtype=x.dtype) * 0.5)
+            if bias_only and name == "weight":
+                change.change.zero_()
+    return student.eval().requires_grad_(False)
+
+
+def anchored(**changes):
+    return cdeq.recipe_named("anchored", start="zero", **changes)
+
+
+INPUTS = torch.randn(5, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+rates = st.floats(0.05, 0.9)
+
+
+def share(j, gamma, decay):
+    """c_j, as the clock and the boundary of the package give it."""
+    return out_coefficient(inference_fraction(j, decay), gamma=gamma, eps=0.0, end=1.0)
+
+
+def convolution(q, r, steps):
+    """The sum of q^(J-1-j) r^j over j < J."""
+    return steps * q ** (steps - 1) if q == r else (q**steps - r**steps) / (q - r)
+
+
+@settings(max_examples=25, deadline=None)
+@given(q=rates, decay=rates, gamma=st.floats(0.3, 4.0), equal=st.booleans())
+def test_the_bounds_hold_at_every_step_and_the_limit_is_the_equilibrium(q, decay, gamma, equal):
+    decay = q if equal else decay
+    student = changed_student(contraction(q), INPUTS, anchored(gamma=gamma, decay=decay))
+    states = student.trajectory(INPUTS, 500)
+    star = student.teacher.equilibrium(INPUTS)
+    errors = torch.stack([(z - star).norm(dim=1) for z in states])  # (J + 1, B)
+    delta = dict(zip(student.deltas.names, student.deltas(), strict=True))
+    pulls = torch.stack([(z @ delta["weight"].T + delta["bias"]).norm(dim=1) for z in states])
+    largest, rounding = pulls.max(dim=0).values, 1e-12
+    for j in range(60):
+        c = share(j, gamma, decay)
+        assert c <= max(1.0, gamma) * decay**j + rounding
+        assert (errors[j + 1] <= q * errors[j] + c * pulls[j] + rounding).all(), j
+        known = max(1.0, gamma) * convolution(q, decay, j + 1)
+        assert (errors[j + 1] <= q ** (j + 1) * errors[0] + largest * known + rounding).all(), j
+    assert pulls.min() > 1e-3  # the changed weights do pull away
+    assert errors[-1].max() < 1e-10
+
+
+@pytest.mark.parametrize(("q", "decay"), [(0.8, 0.5), (0.3, 0.6), (0.5, 0.5)])
+def test_the_rate_is_attained(q, decay):
+    """In one dimension, with a changed bias alone, the bound is the error itself."""
+    weight, x = torch.full((1, 1), q, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    student = changed_student(weight, x, anchored(decay=decay), bias_only=True)
+    change = abs(float(student.deltas()[student.deltas.names.index("bias")]))
+    for steps, z in enumerate(student.trajectory(x, 15)):
+        assert float(z.abs()) == pytest.approx(change * convolution(q, decay, steps), rel=1e-9)
+
+
+def test_the_boundary_on_the_state_stops_where_it_is():
+    weight, recipe = contraction(0.7), cdeq.recipe_named("paper")
+    student = changed_student(weight, INPUTS, recipe)
+    states = student.trajectory(INPUTS, 260)
+    star = student.teacher.equilibrium(INPUTS)
+    left = (states[-1] - star).norm(dim=1) / star.norm(dim=1)
+    assert torch.equal(states[-1], states[-2])
+    assert left.min() > 0.05
+    shares = [share(j, recipe.gamma, recipe.decay) for j in range(100)]
+    moves = [(b - a).norm(dim=1) for a, b in pairwise(states[:101])]
+    far = torch.stack([move / c for move, c in zip(moves, shares, strict=True)]).max(dim=0).values
+    for k in (10, 40):
+        most = recipe.gamma * far * recipe.decay**k / (1 - recipe.decay)
+        assert ((states[-1] - states[k]).norm(dim=1) <= most).all()
+    same = changed_student(weight, INPUTS, anchored())
+    assert ((same.trajectory(INPUTS, 260)[-1] - star).norm(dim=1) < 1e-10).all()
+
+
+def test_every_clock_runs_out():
+    student = changed_student(contraction(0.7), INPUTS, anchored())
+    student.calibrated = (0.0, 0.2, 0.2)
+    learned = changed_student(contraction(0.7), INPUTS, anchored(schedule="learned"))
+    for one in (student, learned):
+        strengths = [float(one.moment(j).strength) for j in range(60)]
+        assert strengths[0] == 1.0
+        assert strengths == sorted(strengths, reverse=True)
+        assert strengths[-1] == 0.0
