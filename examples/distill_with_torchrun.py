@@ -31,7 +31,7 @@ with cdeq.process_group():
         return tuple(part[rank::world].to(device) for part in batches[update % len(batches)])
 
     torch.manual_seed(0)  # alike everywhere: all processes begin with the same weights
-    teacher = ConvDEQ(channels=16).to(device)
+    teacher = ConvDEQ(channels=8, groups=4, keep=0.0, gain=0.2).to(device)
     teaching = cdeq.TeachConfig(
         fit=cdeq.FitConfig(
             updates=options.teacher_updates,

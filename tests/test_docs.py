@@ -11,7 +11,7 @@ import tomllib
 import warnings
 from dataclasses import fields
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ import cdeq
 from cdeq.cli import NEEDED, Reproduce
 from cdeq.consistency.boundary import out_coefficient
 from cdeq.consistency.clock import inference_fraction
+from cdeq.experiments.grids import GRIDS
 from cdeq.experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
 from cdeq.training import CheckpointError
 
@@ -42,11 +43,8 @@ def blocks(text, language="python"):
 
 def table_rows(text, header):
     """The cells of a table's rows, found by how its header begins."""
-    lines = text.split(header)[1].splitlines()[2:]
-    kept = [line for line in lines if line.startswith("|")][
-        : [*map(bool, lines), False].index(False)
-    ]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in kept]
+    lines = takewhile(lambda line: line.startswith("|"), text.split(header)[1].splitlines()[2:])
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
 # The site.
@@ -73,7 +71,7 @@ def test_files_that_the_pages_name_are_there():
 def test_the_extras_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     rows = table_rows(page("getting-started"), "| extra |")
-    assert {row[0].strip("`| ") for row in rows} == set(project["optional-dependencies"])
+    assert set(identifiers(rows)) == set(project["optional-dependencies"])
 
 
 def test_getting_started_runs_as_written(tmp_path, monkeypatch):
@@ -147,15 +145,22 @@ def numbers(text):
 
 
 def test_every_experiment_is_explained():
-    rows = table_rows(page("reproducing"), "| ID | of the paper |")
-    assert [row[0].strip("`| ") for row in rows] == list(EXPERIMENTS)
-    for row in rows:
-        name, needs, counts = row[0].strip("`| "), row[3], row[4].strip("| ")
-        extras = {extra for module, _, extra in NEEDED[name] if module != "sklearn"}
+    text = page("reproducing")
+    tables, figures = table_rows(text, "| ID | of the paper |"), table_rows(text, "| ID | in the")
+    scales = table_rows(text, "| ID | `--scale tiny` |")
+    assert identifiers(tables) == identifiers(scales) == list(TABLE_COUNTS)
+    assert identifiers(tables + figures) == list(EXPERIMENTS)
+    for name, _, _, needs, counts in tables:
+        extras = {extra for module, _, extra in NEEDED[name.strip("`")] if module != "sklearn"}
         assert set(re.findall(r"`(\w+)`", needs)) == extras
-        assert tuple(int(count) for count in counts.split(",")) == TABLE_COUNTS[name]
-    scales = table_rows(page("reproducing"), "| ID | `--scale tiny` |")
-    assert [row[0].strip("`| ") for row in scales] == list(EXPERIMENTS)
+        assert tuple(map(int, counts.split(","))) == TABLE_COUNTS[name.strip("`")]
+    for name, _, _, kinds in figures:
+        if grid := GRIDS.get(name.strip("`")):
+            assert tuple(kinds.split(", ")) == grid.kinds, name
+
+
+def identifiers(rows):
+    return [row[0].strip("`") for row in rows]
 
 
 def test_the_options_that_the_page_names_exist():

@@ -375,7 +375,7 @@ def main(arguments: list[str] | None = None) -> int:
             args=arguments,
         )
         run = {Demo: demo, Reproduce: reproduce, Report: report, Generate: generate}
-        return run[type(options)](options)  # type: ignore[operator, index]
+        return run[type(options)](options)  # type: ignore[operator]
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
