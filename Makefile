@@ -23,12 +23,12 @@ test: $(READY)
 # Not the README, whose code has its comments in a column.
 lint: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff format --check src tests bench examples
 	$(BIN)/mypy
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format src tests bench
+	$(BIN)/ruff format src tests bench examples
 
 # Strict: a link that leads nowhere, or a page that nothing leads to, is an error.
 docs: $(READY)
@@ -65,4 +65,4 @@ results: $(READY)
 	$(BIN)/python -m cdeq.experiments.readme README.md
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build site src/*.egg-info

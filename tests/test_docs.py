@@ -27,6 +27,7 @@ from cdeq.consistency.clock import inference_fraction
 from cdeq.experiments.grids import GRIDS
 from cdeq.experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
 from cdeq.training import CheckpointError
+from cdeq.training.parallel import process_rank
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -93,7 +94,7 @@ def test_getting_started_runs_as_written(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "digits" / "log.jsonl").exists()
     with pytest.raises(CheckpointError):  # as the page says of another seed
         cdeq.distill(
-            names["teacher"], names["batches"][:4], updates=20, folder="runs/digits", seed=1
+            names["teacher"], names["batches"][:2], updates=20, folder="runs/digits", seed=1
         )
 
 
@@ -217,6 +218,17 @@ def test_the_script_trains_on_two_processes_as_on_one(tmp_path, monkeypatch):
 
 def last_line(folder):
     return json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+
+
+def test_the_calls_of_the_page_run_in_one_process_too(tmp_path, monkeypatch):
+    usual = cdeq.distill
+    monkeypatch.setattr(cdeq, "distill", lambda *a, **k: usual(*a, updates=3, **k))
+    (block,) = blocks(page("scaling-out"))
+    teacher = Affine(contraction(0.5))
+    names = {"cdeq": cdeq, "process_rank": process_rank, "teacher": teacher, "batches": [INPUTS]}
+    exec(block, names | {"folder": tmp_path})
+    again = cdeq.Student.load(tmp_path / "student", teacher=Affine(contraction(0.5)))
+    assert again(INPUTS).shape == INPUTS.shape
 
 
 def test_the_command_for_several_machines_is_one_that_torchrun_reads():

@@ -12,18 +12,18 @@ from cdeq.files import atomic_write_text
 
 RESIDUAL_NOTES = (
     "Relative residual |f(z) - z| / |z| under the teacher's map, mean over samples of some test batches; a text's "
-    "segments have the memory that the converged teacher leaves. The paper's Figure 3.",
+    "segments have the memory that the converged teacher leaves. The paper's Figure 2.",
     "A student's state is measured under the teacher's map, not its own. An equilibrium has residual 0; a small "
     "residual short of it does not prove nearness, which is why the distance stands beside it in the JSON.",
 )
 COST_NOTES = (
-    "Seconds of training on this machine, the student's with the recording of what it learns from. The paper's Table 6 "
+    "Seconds of training on this machine, the student's with the recording of what it learns from. The paper's Table 7 "
     "gives 2.6 h against 36.2 h on WikiText-103 (7.2%) and 4.5 h against 57.4 h on ImageNet (7.8%).",
 )
 OVERHEAD_NOTES = (
     "A recorded batch: its size on disk (inputs included), the seconds its solve and writing took, and how many states "
     "it holds; an update of the student, from the log of its training; peak resident memory of a fresh process that "
-    "trained the student for four updates, and how much of it those updates added. The paper's Table 7, on GPUs: "
+    "trained the student for four updates, and how much of it those updates added. The paper's Table 8, on GPUs: "
     "WikiText-103 337.2 MB, 1.44 s, 40 points, 3.27 s, 17.0 GB; ImageNet 757.1 MB, 2.61 s, 50, 4.93 s, 20.9 GB; "
     "ogbn-arxiv 173.1 MB, 0.97 s, 30, 1.21 s, 12.9 GB.",
     "Paper stores whole trajectories; Anchored learns from equilibria alone.",

@@ -163,7 +163,7 @@ def residual_curve(
 
 
 def residuals(options: Options) -> Results:
-    """The relative residual against steps: solver, learned solver, both recipes; the paper's Figure 3."""
+    """The relative residual against steps: solver, learned solver, both recipes; the paper's Figure 2."""
     subjects = list(subjects_of(options, KINDS).values())
     if len(GRAPHS[options.scale]) > 1 and any(isinstance(s, GraphSubject) for s in subjects):
         second = GraphSubject(plan=GRAPHS[options.scale][1], options=options)
@@ -200,7 +200,7 @@ def _residuals_of(subject: Subject) -> dict[str, dict[int, tuple[float, float]]]
 
 
 def cost(options: Options) -> Results:
-    """Training time of the teacher and of its students, recording included; the paper's Table 6."""
+    """Training time of the teacher and of its students, recording included; the paper's Table 7."""
     subjects = list(subjects_of(options, KINDS).values())
     rows = []
     for subject in subjects:
@@ -226,7 +226,7 @@ def cost(options: Options) -> Results:
 
 
 def overhead(options: Options) -> Results:
-    """What trajectories cost: storage, generation, points, an update, peak memory; the paper's Table 7."""
+    """What trajectories cost: storage, generation, points, an update, peak memory; the paper's Table 8."""
     subjects = list(subjects_of(options, KINDS).values())
     rows = []
     for subject in subjects:

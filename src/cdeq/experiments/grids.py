@@ -207,7 +207,7 @@ GRIDS: dict[str, Grid] = {
             variants=_history,
             default="with Anderson",
             counts=CURVE,
-            notes=("The paper's Figure 4, which shows language modelling.",),
+            notes=("The paper's Figure 3, which shows language modelling.",),
         ),
         Grid(
             experiment="lambdas",
@@ -216,7 +216,10 @@ GRIDS: dict[str, Grid] = {
             variants=_lambdas,
             default="lambda_1 = 0.8, lambda_2 = 0.05",
             axes=("lambda_2", "lambda_1"),
-            notes=("lambda_1 weighs global against local consistency, lambda_2 the task loss.",),
+            notes=(
+                "lambda_1 weighs global against local consistency, lambda_2 the task loss. The paper gives its figures "
+                "at 20 evaluations.",
+            ),
         ),
         Grid(
             experiment="modules",

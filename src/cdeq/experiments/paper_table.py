@@ -80,7 +80,7 @@ def paper_table(
                 _bold(small_text(p.distance), p.distance is not None and p.distance == near),
                 seconds_text(p.seconds),
                 cost_text(p.f_equivalents),
-                "–" if closed is None else f"{100 * closed:.0f}%",
+                "–" if closed is None else f"{round(100 * closed)}%",
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
