@@ -42,7 +42,7 @@ class ImageCell(ModelCell):
 
     students: ClassVar = {
         "paper": StudentPlan(recipe="paper"),
-        "anchored": StudentPlan(recipe="anchored", changes={"depth": 4}),
+        "anchored": StudentPlan(recipe="anchored", changes={"depth": 4, "lambda_2": 2.0}),
     }
     teacher_name: ClassVar = "MDEQ"
     other_teachers: ClassVar = {"deq": "DEQ (single-stream)"}

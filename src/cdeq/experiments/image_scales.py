@@ -29,10 +29,10 @@ SMALL: dict[str, Any] = {
     "single_pretrain": 800,
     "single_updates": 300,
     "recorded": 128,
-    "students": 350,
-    "papers": 400,
-    "solvers": 120,
-    "few": 300,
+    "students": 300,
+    "papers": 300,
+    "solvers": 80,
+    "few": 200,
     "explicit": dict.fromkeys(EXPLICIT, 1000),
 }
 """What CIFAR-10 and Tiny-ImageNet have in common."""
