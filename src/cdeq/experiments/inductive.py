@@ -26,6 +26,7 @@ from cdeq.experiments.graph_tasks import ignn_task, labelled
 from cdeq.experiments.options import Options
 from cdeq.experiments.paper_table import write_table
 from cdeq.experiments.results import Results
+from cdeq.experiments.table import curves, metric_of, style
 from cdeq.experiments.table3 import SHOWN
 from cdeq.experiments.task import Batch
 from cdeq.experiments.train import distil_student, teacher_result, train_teacher
@@ -123,8 +124,42 @@ NOTES = (
 )
 
 
+def claims(results: Results) -> list[str]:
+    """What it costs a student not to have seen the nodes, and to have been made from pieces."""
+    lines = []
+    for dataset in results.datasets:
+        found, metric = curves(results, dataset), metric_of(results, dataset)
+        for k in SHOWN[:2]:
+            at = {name: next(p for p in points if p.steps == k) for name, points in found.items()}
+            if not {"anchored", *PIECEMEAL} <= set(at):
+                continue
+            base = at["anchored"]
+            others = [
+                f"{style(name).name} {metric.text(at[name].metric)}"
+                + (
+                    f", {at[name].distance / base.distance:.2f} times as far"  # type: ignore[operator]
+                    if at[name].distance and base.distance
+                    else ""
+                )
+                for name in PIECEMEAL
+            ]
+            lines.append(
+                f"- {dataset}, unseen nodes at {k}: Anchored {metric.text(base.metric)} (converged teacher "
+                f"{metric.text(results.teacher(dataset).metric)}); {'; '.join(others)} from the equilibrium."
+            )
+    return lines
+
+
+PIECEMEAL = ("anchored_parts", "anchored_samples", "anchored_whole")
+
+
 def write_inductive(results: Results, folder: Path) -> list[Path]:
     """inductive.json, inductive.md and inductive.png."""
     return write_table(
-        results, folder, title="Inductive use: unseen nodes", shown=SHOWN, notes=NOTES
+        results,
+        folder,
+        title="Inductive use: unseen nodes",
+        shown=SHOWN,
+        notes=NOTES,
+        claims=claims(results),
     )
