@@ -230,6 +230,8 @@ EMBEDDED_NEED = ("sklearn",)
 
 def reproduce(options: Reproduce) -> int:
     whole = options.experiment == "all"
+    if whole and options.only:
+        raise ExperimentError("--only means other things to different experiments: name one")
     wanted = (PLOTS, PICTURES, GRAPHS, DIGITS) if whole else (PLOTS, PICTURES, DIGITS)
     for module, package, extra in NEEDED.get(options.experiment, wanted):
         if options.scale == "tiny" or module not in EMBEDDED_NEED:
@@ -237,8 +239,6 @@ def reproduce(options: Reproduce) -> int:
     from cdeq.experiments.options import Options
     from cdeq.experiments.reproduce import EXPERIMENTS
 
-    if whole and options.only:
-        raise ExperimentError("--only means other things to different experiments: name one")
     console = Console() if Console().is_terminal else Console(width=120)
     if options.threads is not None:
         torch.set_num_threads(options.threads)

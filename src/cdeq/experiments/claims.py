@@ -190,4 +190,8 @@ def explicit_line(results: Results, dataset: str, names: Iterable[str], words: W
         if behind <= 0
         else f"is {words.amount(behind)} behind the best of them"
     )
+    teacher = results.teacher(dataset).train_seconds
+    longest = max((row.train_seconds or 0.0 for row in rows), default=0.0)
+    if teacher and 0 < longest < 0.5 * teacher:
+        verdict += f", which had at most {100 * longest / teacher:.0f}% of its training time"
     return f"Explicit models: {', '.join(parts)}; the converged teacher, {words.show(goal)}, {verdict}."

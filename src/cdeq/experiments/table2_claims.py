@@ -36,8 +36,9 @@ NOTES = (
     "Seconds: median for one batch, from pixels to logits, all equilibrium methods in turns in one process, explicit "
     "models after them. Cost in steps: the evaluations and what a method does once an input (start network, second "
     "injection), in units of one evaluation of MDEQ.",
-    "Explicit models are the published architectures at a size that fits these images, and were given about the "
-    "teacher's training time or less; seconds of training are in the list above the table.",
+    "Explicit models are the published architectures at a size that fits these images, trained for fewer updates than "
+    "the teacher; their seconds of training are in the list above the table. They are there for orientation: no "
+    "verdict on architectures.",
 )
 
 
