@@ -90,7 +90,7 @@ def test_schema_is_frozen(tmp_path):
     ]  # fmt: skip
     assert list(data["rows"][0]) == [
         "dataset", "seed", "method", "steps", "metric", "distance", "residual", "seconds",
-        "f_equivalents", "parameters", "train_seconds",
+        "f_equivalents", "parameters", "train_seconds", "top5", "figures",
     ]  # fmt: skip
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from cdeq.experiments.image_cells import SHOWN as IMAGE_COUNTS
 from cdeq.experiments.results import Results
 from cdeq.experiments.table import curves, markdown_table, metric_of, seconds_text, style
 from cdeq.experiments.text_cells import SHOWN as TEXT_COUNTS
@@ -14,7 +16,7 @@ TASKS = ("images", "text", "graph")
 SHOWN = ("metric", "distance", "f_equivalents")
 GRAPH_METHODS = ("anderson", "ignn_solver", "paper", "anchored")
 GRAPH_COUNTS = (1, 2)
-TEXT_METHODS = ("picard", "anderson", "broyden", "hyperdeq", "few_step", "paper", "anchored")
+METHODS = ("picard", "anderson", "broyden", "hyperdeq", "few_step", "paper", "anchored")
 
 
 def demo_figures(results: Path) -> str:
@@ -52,37 +54,36 @@ def graph_figures(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def text_figures(results: Path) -> str:
-    """Perplexity on the real text: a line a method, a column a number of evaluations."""
-    found = Results.from_json(results / "small" / "table1.json")
+def counted_figures(
+    results: Path, table: str, counts: Sequence[int], methods: Sequence[str]
+) -> str:
+    """A table's metric on each of its data sets: a line a method, a column a number of evaluations."""
+    found = Results.from_json(results / "small" / f"{table}.json")
     parts = []
     for dataset in found.datasets:
-        metric, teacher, by = (
-            metric_of(found, dataset),
-            found.teacher(dataset),
-            curves(found, dataset),
-        )
+        metric, teacher = metric_of(found, dataset), found.teacher(dataset)
+        by = curves(found, dataset)
         lines = [
             f"{dataset}; the converged teacher: {metric.text(teacher.metric)} in {teacher.steps:.0f} steps.",
             "",
-            "| method | " + " | ".join(map(str, TEXT_COUNTS)) + " | seconds a batch at 1 |",
-            "|---|" + "---:|" * (len(TEXT_COUNTS) + 1),
+            "| method | " + " | ".join(map(str, counts)) + " | seconds a batch at 1 |",
+            "|---|" + "---:|" * (len(counts) + 1),
         ]
-        for method in TEXT_METHODS:
+        for method in methods:
             at = {p.steps: p for p in by[method]}
-            cells = [metric.text(at[k].metric, at[k].spread) for k in TEXT_COUNTS]
-            lines.append(
-                f"| {style(method).name} | "
-                + " | ".join([*cells, seconds_text(at[1].seconds)])
-                + " |"
-            )
+            cells = [metric.text(at[k].metric, at[k].spread) for k in counts]
+            cells.append(seconds_text(at[1].seconds))
+            lines.append(f"| {style(method).name} | {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
 PLACES: dict[str, Callable[[Path], str]] = {
     "figures": demo_figures,
-    "words": text_figures,
+    "words": partial(counted_figures, table="table1", counts=TEXT_COUNTS, methods=METHODS),
+    "pictures": partial(
+        counted_figures, table="table2", counts=IMAGE_COUNTS, methods=("deq", *METHODS)
+    ),
     "graphs": graph_figures,
 }
 """What stands between <!-- name --> and <!-- end of name -->."""
