@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -49,6 +48,7 @@ from cdeq.experiments.compare import (
 )
 from cdeq.experiments.graph_tasks import labelled
 from cdeq.experiments.metrics import accuracy
+from cdeq.experiments.provenance import peak_megabytes
 from cdeq.experiments.results import write_measurements
 from cdeq.gradients import Implicit
 from cdeq.models.graph.ignn import IGNN, GraphContext
@@ -125,12 +125,6 @@ def load_teacher(s: Settings, room: Path) -> Any:
     teacher = new_teacher(s)
     teacher.load_state_dict(load_file(room / "teacher.safetensors"))
     return teacher.eval().requires_grad_(False)
-
-
-def peak_megabytes() -> float:
-    """The most memory that this process ever had."""
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def update_seconds(folder: Path) -> list[float]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -28,17 +27,13 @@ from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
 from cdeq.experiments.image_scales import SCALES
+from cdeq.experiments.provenance import peak_megabytes
 from cdeq.experiments.results import write_measurements
 from cdeq.files import atomic_write_text
 from cdeq.training.task_loss import cross_entropy
 from cdeq.trajectories import record
 
 MODES = ("full", "checkpointed", "truncated")
-
-
-def peak_megabytes() -> float:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def one_case(mode: str, steps: int, batch: int, updates: int) -> dict[str, float]:

@@ -35,3 +35,11 @@ def require_in_folder(
             f"{home}. Point --data-dir or CDEQ_DATA at the folder that holds "
             f"{missing[0].partition('/')[0]}/."
         )
+
+
+def as_path(name: str | Path) -> Path | None:
+    """The path that a name is; None if it is a plain name."""
+    separators = [mark for mark in (os.sep, os.altsep) if mark]
+    if isinstance(name, Path) or name in (".", "..", "~") or any(m in name for m in separators):
+        return Path(name).expanduser()
+    return None

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cdeq.data.folders import MissingDataError, data_folder, require_in_folder
+from cdeq.data.folders import MissingDataError, as_path, data_folder, require_in_folder
 from cdeq.data.image_folders import (
     TEST,
     TRAIN,
@@ -462,7 +462,7 @@ IMAGE_SETS: dict[str, ImageFiles] = {
 
 
 def _image_files(name: str | Path) -> ImageFiles:
-    if (path := _as_path(name)) is not None:
+    if (path := as_path(name)) is not None:
         return ImageFiles(
             find=lambda folder: _checked(path),
             read=lambda place, cache: read_class_folders(place, cache=cache),
@@ -473,11 +473,3 @@ def _image_files(name: str | Path) -> ImageFiles:
             f"by its path, such as {os.path.join('.', name)}"
         )
     return IMAGE_SETS[str(name)]
-
-
-def _as_path(name: str | Path) -> Path | None:
-    """The path that a name is; None if it is a plain name."""
-    separators = [mark for mark in (os.sep, os.altsep) if mark]
-    if isinstance(name, Path) or name in (".", "..", "~") or any(m in name for m in separators):
-        return Path(name).expanduser()
-    return None

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cdeq.data.folders import MissingDataError, data_folder, require_in_folder
+from cdeq.data.folders import MissingDataError, as_path, data_folder, require_in_folder
 from cdeq.data.text import END, UNKNOWN, Corpus, Vocabulary, words_of
 from cdeq.files import atomic_write_bytes, sha256_of_file
 
@@ -66,7 +66,7 @@ def load_text(
     it is read by `read_text_folder`. `cache` is a folder where texts are kept encoded.
     """
     require_text_files(name, folder)
-    if (path := _as_path(name)) is not None:
+    if (path := as_path(name)) is not None:
         return read_text_folder(path, cache=cache)
     place = data_folder(folder)
     files = {
@@ -77,7 +77,7 @@ def load_text(
 
 def require_text_files(name: str | Path, folder: str | Path | None = None) -> None:
     """A `MissingDataError` that says what to do, if files of a text are not where they should be."""
-    if (path := _as_path(name)) is not None:
+    if (path := as_path(name)) is not None:
         _text_files(path)
         return
     chosen = _text_set(name)
@@ -229,14 +229,6 @@ def _text_set(name: str | Path) -> TextSet:
             f"such as {os.path.join('.', name)}"
         )
     return TEXT_SETS[str(name)]
-
-
-def _as_path(name: str | Path) -> Path | None:
-    """The path that a name is; None if it is a plain name."""
-    separators = [mark for mark in (os.sep, os.altsep) if mark]
-    if isinstance(name, Path) or name in (".", "..", "~") or any(m in name for m in separators):
-        return Path(name).expanduser()
-    return None
 
 
 def _text_files(folder: Path) -> list[Path]:

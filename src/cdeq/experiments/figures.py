@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -40,23 +38,19 @@ from cdeq.experiments.graph_cells import GraphCell
 from cdeq.experiments.graph_rivals import train_ignn_solver
 from cdeq.experiments.graph_subject import GraphSubject
 from cdeq.experiments.graph_tasks import SCALES as GRAPHS
-from cdeq.experiments.grid_run import subjects_of, teacher_result, teacher_score
+from cdeq.experiments.grid_run import subjects_of, teacher_score
 from cdeq.experiments.grids import KINDS
 from cdeq.experiments.image_cells import ImageCell
 from cdeq.experiments.model_cells import ModelCell, trained_hyperdeq
 from cdeq.experiments.options import Options
-from cdeq.experiments.results import (
-    Results,
-    Row,
-    current_command,
-    current_commit,
-    current_hardware,
-)
+from cdeq.experiments.provenance import peak_megabytes
+from cdeq.experiments.results import Results, Row, made_by
 from cdeq.experiments.subjects import (
     Subject,
     Teacher,
     recorded,
     student_config,
+    teacher_result,
     trained_student,
 )
 from cdeq.experiments.text_cells import TextCell
@@ -111,21 +105,13 @@ def _named(name: str, subject: Subject) -> dict[str, Any]:
     }
 
 
-def _about() -> dict[str, Any]:
-    return {
-        "commit": current_commit(),
-        "command": current_command(),
-        "hardware": current_hardware(),
-    }
-
-
 def _finished(
     experiment: str, options: Options, subjects: list[Subject], rows: list[Row]
 ) -> Results:
     return Results(
         experiment=experiment,
         scale=options.scale,
-        **_about(),
+        **made_by(),
         teachers=tuple(teacher_result(subject, teacher_score(subject)) for subject in subjects),
         rows=tuple(rows),
     )
@@ -245,10 +231,9 @@ def overhead(options: Options) -> Results:
 
 def _in_new_process(work: Callable[..., Any], subject: Subject, *arguments: Any) -> Any:
     """In a fresh process, whose peak memory is its own."""
-    quiet = replace(subject, options=subject.options.quiet())
     threads = partial(torch.set_num_threads, torch.get_num_threads())
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=threads) as pool:
-        return pool.submit(work, quiet, *arguments).result()
+        return pool.submit(work, subject.quiet(), *arguments).result()
 
 
 def _overhead_of(subject: Subject, name: str) -> dict[str, float]:
@@ -273,12 +258,6 @@ def _overhead_of(subject: Subject, name: str) -> dict[str, float]:
         "peak memory of updates, MB": peak_megabytes() - before,
         "peak memory, MB": peak_megabytes(),
     }
-
-
-def peak_megabytes() -> float:
-    """Of this process since it began."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def stored_megabytes(folder: Path) -> float:

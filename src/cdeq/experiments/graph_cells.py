@@ -17,10 +17,8 @@ from cdeq.experiments.results import (
     Results,
     Row,
     TeacherResult,
-    current_command,
-    current_commit,
-    current_hardware,
     joined,
+    made_by,
 )
 from cdeq.experiments.workers import worked
 from cdeq.training.log import ProgressBar
@@ -106,9 +104,7 @@ def _measured(measure: Callable[[GraphCell], Measured], cell: GraphCell) -> dict
     return {
         "rows": [asdict(row) for row in rows],
         "teachers": [asdict(teacher) for teacher in teachers],
-        "commit": current_commit(),
-        "command": current_command(),
-        "hardware": current_hardware(),
+        **made_by(),
     }
 
 

@@ -30,17 +30,18 @@ from cdeq.experiments.pieces import Piece, scored
 from cdeq.experiments.results import (
     Results,
     Row,
-    TeacherResult,
     current_command,
     current_commit,
     current_hardware,
     joined,
+    made_by,
 )
 from cdeq.experiments.subjects import (
     Subject,
     Teacher,
     recorded,
     student_config,
+    teacher_result,
     trained_student,
 )
 from cdeq.experiments.text_cells import TextCell
@@ -74,19 +75,14 @@ def teacher_score(subject: Subject) -> dict[str, Any]:
 
     def work() -> dict[str, Any]:
         teacher, training = subject.trained_teacher()
-        found = subject.score_teacher(teacher)
-        return {**found, **_provenance(teacher), "seconds": training.seconds}
+        return {
+            **subject.score_teacher(teacher),
+            "parameters": parameter_count(teacher),
+            "seconds": training.seconds,
+            **made_by(),
+        }
 
     return subject.result("score-teacher", {"reference": subject.tolerances}, work)
-
-
-def _provenance(teacher: Teacher) -> dict[str, Any]:
-    return {
-        "parameters": parameter_count(teacher),
-        "commit": current_commit(),
-        "command": current_command(),
-        "hardware": current_hardware(),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,32 +122,24 @@ def _scored_variant(piece: VariantPiece) -> dict[str, Any]:
     subject = piece.subject
     teacher, _ = subject.trained_teacher()
     method, seconds = made(piece, teacher)
-    with subject.bar(f"score {piece.variant.name}") as bar:
-        progress = None if bar is None else lambda done, total: bar(done, total, {})
+    with subject.counting(f"score {piece.variant.name}") as progress:
         found = subject.score_method(method, teacher, piece.counts, progress)
     subject.say(f"{piece.variant.name}, seed {piece.seed} done")
     return {
         "scores": {k: asdict(quality) for k, quality in found.items()},
         "seconds": seconds,
-        **_provenance(teacher),
+        **made_by(),
     }
-
-
-def prepared(subject: Subject) -> dict[str, Any]:
-    """The teacher's score, with the teacher trained."""
-    return teacher_score(subject)
-
-
-def _quiet(subject: Subject) -> Subject:
-    return replace(subject, options=subject.options.quiet())
 
 
 def run_grid(grid: Grid, options: Options) -> Results:
     """One ablation; its JSON, Markdown and PNG."""
     subjects = subjects_of(options, grid.kinds)
     several = options.jobs > 1
-    quiet = {kind: _quiet(s) if several else s for kind, s in subjects.items()}
-    teachers = dict(zip(subjects, worked(prepared, list(quiet.values()), options), strict=True))
+    quiet = {kind: s.quiet() if several else s for kind, s in subjects.items()}
+    teachers = dict(
+        zip(subjects, worked(teacher_score, list(quiet.values()), options), strict=True)
+    )
     variants = {kind: grid.variants(subject) for kind, subject in subjects.items()}
     for kind, subject in subjects.items():
         _record(subject, variants[kind])
@@ -217,21 +205,6 @@ def _rows(
             train_seconds=score["seconds"],
         )
     return rows
-
-
-def teacher_result(subject: Subject, about: dict[str, Any]) -> TeacherResult:
-    """The converged teacher, from what `teacher_score` gave."""
-    return TeacherResult(
-        dataset=subject.plan.title,
-        name=subject.teacher_name,
-        parameters=about["parameters"],
-        metric_name=subject.metric.name,
-        metric=about["metric"],
-        higher_is_better=subject.metric.higher_is_better,
-        steps=about["steps"],
-        residual=about["residual"],
-        train_seconds=about["seconds"],
-    )
 
 
 def grid_experiment(name: str) -> Any:

@@ -18,7 +18,7 @@ from cdeq.experiments.compare import Explicit, Method, Quality, parameter_count,
 from cdeq.experiments.image_data import Batch, ImageData
 from cdeq.experiments.image_plans import EXPLICIT, ImagePlan
 from cdeq.experiments.metrics import Metric, accuracy, top_accuracy
-from cdeq.experiments.model_cells import ModelCell, taught
+from cdeq.experiments.model_cells import ModelCell, solved_output, taught
 from cdeq.experiments.provenance import Training
 from cdeq.experiments.subjects import StudentPlan, Teacher, Tolerances
 from cdeq.experiments.train import built, timed
@@ -239,16 +239,10 @@ class ImageCell(ModelCell):
         return Explicit(output=model, parameters=parameter_count(model))
 
     def timed_solved(self, teacher: Teacher, x: Tensor) -> Explicit:
-        tolerances = self.tolerances
-
-        def output(x: Tensor) -> Tensor:
-            context = teacher.inject(x)
-            z = solve_model(
-                teacher, context, Anderson(), tol=tolerances.usual, max_steps=tolerances.budget
-            ).state
-            return teacher.readout(z, context)
-
-        return Explicit(output=output, parameters=parameter_count(teacher))
+        return Explicit(
+            output=lambda x: solved_output(teacher, x, self.tolerances),
+            parameters=parameter_count(teacher),
+        )
 
 
 class KeptStates(Sequence[State]):

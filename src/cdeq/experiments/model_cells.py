@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from cdeq.experiments.compare import Explicit, Method, Quality
 from cdeq.experiments.plans import CHECKPOINT_EVERY, ModelPlan
 from cdeq.experiments.provenance import Training
-from cdeq.experiments.subjects import Subject, Teacher, recorded
+from cdeq.experiments.subjects import Subject, Teacher, Tolerances, recorded
 from cdeq.experiments.train import (
     PHANTOM_STEPS,
     SOLVER_DEPTH,
@@ -26,6 +26,7 @@ from cdeq.experiments.train import (
     train_solver,
 )
 from cdeq.models.learned_solvers import HyperDEQ, SolverLossWeights
+from cdeq.solvers import Anderson, solve_model
 from cdeq.training.log import Progress
 from cdeq.training.loop import FitConfig
 from cdeq.training.teach import TeachConfig
@@ -109,6 +110,15 @@ class ModelCell(Subject):
 
     @abstractmethod
     def timed_solved(self, teacher: Teacher, x: Any) -> Explicit: ...
+
+
+def solved_output(teacher: Teacher, x: Any, tolerances: Tolerances) -> Tensor:
+    """The teacher's output under its own solver, run as it is in everyday use."""
+    context = teacher.inject(x)
+    z = solve_model(
+        teacher, context, Anderson(), tol=tolerances.usual, max_steps=tolerances.budget
+    ).state
+    return teacher.readout(z, context)
 
 
 # Equilibrium models.

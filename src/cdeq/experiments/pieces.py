@@ -40,8 +40,15 @@ from cdeq.experiments.results import (
     current_commit,
     current_hardware,
     joined,
+    made_by,
 )
-from cdeq.experiments.subjects import Teacher, recorded, student_config, trained_student
+from cdeq.experiments.subjects import (
+    Teacher,
+    recorded,
+    student_config,
+    teacher_result,
+    trained_student,
+)
 from cdeq.experiments.workers import worked
 from cdeq.solvers import Picard
 
@@ -119,12 +126,7 @@ def _scored(piece: Piece) -> dict[str, Any]:
     }
     found = work.get(piece.kind, _score_method)(piece)
     cell.say(f"{piece.name} done")
-    return {
-        **found,
-        "commit": current_commit(),
-        "command": current_command(),
-        "hardware": current_hardware(),
-    }
+    return {**found, **made_by()}
 
 
 def _score_teacher(piece: Piece) -> dict[str, Any]:
@@ -149,8 +151,7 @@ def _score_explicit(piece: Piece) -> dict[str, Any]:
 def _score_other_teacher(piece: Piece) -> dict[str, Any]:
     """Another equilibrium model: converged, and under Anderson at each number of evaluations."""
     method, model, seconds = made(piece, None)
-    with piece.cell.bar(f"score {piece.name}") as bar:
-        progress = None if bar is None else lambda done, total: bar(done, total, {})
+    with piece.cell.counting(f"score {piece.name}") as progress:
         converged, scores = piece.cell.score_other_teacher(
             model, method, counts_of(piece), progress
         )
@@ -166,8 +167,7 @@ def _score_method(piece: Piece) -> dict[str, Any]:
     cell = piece.cell
     teacher = None if piece.kind == "few_step" else cell.trained_teacher()[0]
     method, model, seconds = made(piece, teacher)
-    with cell.bar(f"score {piece.name}") as bar:
-        progress = None if bar is None else lambda done, total: bar(done, total, {})
+    with cell.counting(f"score {piece.name}") as progress:
         found = cell.score_method(method, model, method.counts or counts_of(piece), progress)
     return {"scores": {k: asdict(quality) for k, quality in found.items()}, "seconds": seconds}
 
@@ -287,9 +287,7 @@ def table_of(cells: Sequence[ModelCell], experiment: str) -> Results:
                     recorded(cell, teacher, mode)  # here, where nobody else writes to their folders
         work = stage
         if options.jobs > 1:
-            work = [
-                replace(piece, cell=replace(piece.cell, options=options.quiet())) for piece in stage
-            ]
+            work = [replace(piece, cell=piece.cell.quiet()) for piece in stage]
         for piece, score in zip(stage, worked(scored, work, options), strict=True):
             found[piece.cell.plan.name, piece.name] = score
             if options.jobs > 1:
@@ -301,7 +299,7 @@ def table_of(cells: Sequence[ModelCell], experiment: str) -> Results:
         rows += timed_rows(cell, own)
         names = {"teacher": cell.teacher_name, **cell.other_teachers}
         teachers += [
-            _teacher_result(cell, name, own[f"{kind} seed 0"]) for kind, name in names.items()
+            teacher_result(cell, own[f"{kind} seed 0"], name) for kind, name in names.items()
         ]
     return Results(
         experiment=experiment,
@@ -311,18 +309,4 @@ def table_of(cells: Sequence[ModelCell], experiment: str) -> Results:
         hardware=current_hardware(),
         teachers=tuple(teachers),
         rows=tuple(rows),
-    )
-
-
-def _teacher_result(cell: ModelCell, name: str, about: dict[str, Any]) -> TeacherResult:
-    return TeacherResult(
-        dataset=cell.plan.title,
-        name=name,
-        parameters=about["parameters"],
-        metric_name=cell.metric.name,
-        metric=about["metric"],
-        higher_is_better=cell.metric.higher_is_better,
-        steps=about["steps"],
-        residual=about["residual"],
-        train_seconds=about["seconds"],
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 import time
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -69,6 +71,12 @@ class TrainingClock:
             self.folder.mkdir(parents=True, exist_ok=True)
             atomic_write_text(self.folder / TRAINING, json.dumps(asdict(now), indent=1) + "\n")
         return now
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has held since it began."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def described(value: Any) -> Any:

@@ -164,6 +164,15 @@ class Results:
             raise ResultsError(f"{path}: {error}") from error
 
 
+def made_by() -> dict[str, Any]:
+    """The commit, command and hardware of this process: what every measurement is kept with."""
+    return {
+        "commit": current_commit(),
+        "command": current_command(),
+        "hardware": current_hardware(),
+    }
+
+
 def joined(names: Iterable[str]) -> str:
     """The commits, or the commands, that made a result in several runs, each once."""
     return " and ".join(dict.fromkeys(names))

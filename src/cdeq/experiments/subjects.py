@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from cdeq.consistency.distill import distill
 from cdeq.consistency.recipes import Recipe, recipe_named
@@ -21,6 +21,7 @@ from cdeq.experiments.compare import SOLVERS, Method, Quality
 from cdeq.experiments.metrics import Metric
 from cdeq.experiments.options import Options
 from cdeq.experiments.provenance import Training
+from cdeq.experiments.results import TeacherResult
 from cdeq.experiments.train import timed
 from cdeq.training.log import Progress, ProgressBar
 from cdeq.training.loop import FitConfig
@@ -154,8 +155,35 @@ class Subject(ABC):
     def bar(self, title: str) -> AbstractContextManager[ProgressBar | None]:
         return self.options.bar(f"{self.plan.title}: {title}")
 
+    @contextmanager
+    def counting(self, title: str) -> Iterator[Callable[[int, int], None] | None]:
+        """A bar that is told how many of how many are done; None if bars are not asked for."""
+        with self.bar(title) as bar:
+            yield None if bar is None else lambda done, total: bar(done, total, {})
+
     def say(self, what: str) -> None:
         self.options.say(f"{self.plan.title}: {what}")
+
+    def quiet(self) -> Self:
+        """The same without bars and lines, for a process of its own."""
+        return replace(self, options=self.options.quiet())
+
+
+def teacher_result(
+    subject: Subject, about: dict[str, Any], name: str | None = None
+) -> TeacherResult:
+    """The converged teacher, or another model called `name`, from its score as it was kept."""
+    return TeacherResult(
+        dataset=subject.plan.title,
+        name=name or subject.teacher_name,
+        parameters=about["parameters"],
+        metric_name=subject.metric.name,
+        metric=about["metric"],
+        higher_is_better=subject.metric.higher_is_better,
+        steps=about["steps"],
+        residual=about["residual"],
+        train_seconds=about["seconds"],
+    )
 
 
 def recorded(

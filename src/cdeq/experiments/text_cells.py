@@ -17,7 +17,7 @@ from cdeq.data.text import Corpus, Streams
 from cdeq.equilibrium.memory import Memory, Segment
 from cdeq.experiments.compare import Explicit, Method, Quality, parameter_count
 from cdeq.experiments.metrics import Metric, perplexity
-from cdeq.experiments.model_cells import ModelCell
+from cdeq.experiments.model_cells import ModelCell, solved_output
 from cdeq.experiments.provenance import Training
 from cdeq.experiments.subjects import StudentPlan, Teacher
 from cdeq.experiments.text_plans import EXPLICIT, TextPlan
@@ -29,7 +29,6 @@ from cdeq.experiments.text_quality import (
 )
 from cdeq.experiments.train import built, timed
 from cdeq.models.learned_solvers import HyperDEQ
-from cdeq.solvers import Anderson, solve_model
 from cdeq.training.log import Progress
 from cdeq.training.loop import fit
 from cdeq.training.segments import CarriedMemory, ExplicitTextObjective, full_memory
@@ -215,13 +214,7 @@ class TextCell(ModelCell):
         return Explicit(output=output, parameters=parameter_count(model))
 
     def timed_solved(self, teacher: Teacher, x: Segment) -> Explicit:
-        tolerances = self.tolerances
-
         def output(x: Segment) -> Tensor:
-            context = teacher.inject(x)
-            z = solve_model(
-                teacher, context, Anderson(), tol=tolerances.usual, max_steps=tolerances.budget
-            ).state
-            return teacher.words.nll(teacher.readout(z, context), x.tokens)
+            return teacher.words.nll(solved_output(teacher, x, self.tolerances), x.tokens)
 
         return Explicit(output=output, parameters=parameter_count(teacher))
