@@ -236,12 +236,18 @@ def reproduce(options: Reproduce) -> int:
     for module, package, extra in NEEDED.get(options.experiment, wanted):
         if options.scale == "tiny" or module not in EMBEDDED_NEED:
             _require(module, package, f"{options.experiment} needs", extra)
+    from cdeq.experiments.crew import crew, crew_size, is_helper
     from cdeq.experiments.options import Options
     from cdeq.experiments.reproduce import EXPERIMENTS
 
-    console = Console() if Console().is_terminal else Console(width=120)
+    if crew_size() > 1 and options.jobs > 1:
+        raise ExperimentError("torchrun says how many processes there are: leave --jobs out")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    if is_helper():
+        crew().serve()
+        return 0
+    console = Console() if Console().is_terminal else Console(width=120)
     began = time.perf_counter()
     out = options.out or Path("results") / options.scale
     given = Options(
@@ -251,7 +257,7 @@ def reproduce(options: Reproduce) -> int:
         out=out,
         seeds=options.seeds,
         only=options.only,
-        jobs=options.jobs,
+        jobs=max(options.jobs, crew_size()),
         threads=options.threads,
         progress=True,
         say=lambda line: console.print(line, highlight=False),
@@ -259,6 +265,8 @@ def reproduce(options: Reproduce) -> int:
     for name in EXPERIMENTS if whole else (options.experiment,):
         torch.manual_seed(0)
         _show(console, EXPERIMENTS[name](given), out / f"{name}.md")
+    if crew_size() > 1:
+        crew().dismiss()
     console.print(f"{time.perf_counter() - began:.0f} seconds in all.")
     return 0
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from cdeq.experiments.options import ExperimentError
 from cdeq.experiments.provenance import described
@@ -19,6 +22,7 @@ from cdeq.files import atomic_write_text
 
 CONFIG = "cell.json"
 RESULT = "result.json"
+CLAIM = ".claim"
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,23 @@ class Cells:
         """What `work()` gives, as plain JSON: from the cell if it was done before, done now otherwise."""
         path = self.place(name, config) / RESULT
         if not path.exists():
-            atomic_write_text(path, json.dumps(work(), indent=1) + "\n")
+            with claimed(path.parent):
+                if not path.exists():
+                    atomic_write_text(path, json.dumps(work(), indent=1) + "\n")
         try:
             return json.loads(path.read_text())
         except json.JSONDecodeError as error:
             raise ExperimentError(
                 f"{path} is damaged ({error}): remove it to do its work again"
             ) from None
+
+
+def claimed(folder: Path | None) -> AbstractContextManager[object]:
+    """The folder for this process alone: another one that needs its work waits, and then finds it done.
+
+    A process that is killed has let go of it.
+    """
+    return nullcontext() if folder is None else FileLock(folder / CLAIM)
 
 
 def digest(config: dict[str, Any]) -> str:

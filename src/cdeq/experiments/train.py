@@ -13,6 +13,7 @@ from torch import nn
 from cdeq.consistency.distill import distill
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
+from cdeq.experiments.cells import claimed
 from cdeq.experiments.compare import Reference, parameter_count
 from cdeq.experiments.provenance import Training, TrainingClock
 from cdeq.experiments.results import TeacherResult
@@ -30,15 +31,18 @@ def timed(
     folder: Path | None, progress: Progress | None, run: Callable[[Progress], None]
 ) -> Training:
     """Train by `run(progress)`, the seconds of all its runs kept beside the checkpoint in `folder`."""
-    clock = TrainingClock(folder)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with claimed(folder):
+        clock = TrainingClock(folder)
 
-    def tick(done: int, total: int, metrics: dict[str, float]) -> None:
-        clock.keep()
-        if progress is not None:
-            progress(done, total, metrics)
+        def tick(done: int, total: int, metrics: dict[str, float]) -> None:
+            clock.keep()
+            if progress is not None:
+                progress(done, total, metrics)
 
-    run(tick)
-    return clock.keep(finished=True)
+        run(tick)
+        return clock.keep(finished=True)
 
 
 Built = TypeVar("Built")

@@ -1,4 +1,4 @@
-"""Pieces of work one after another, or several at a time, each in a process of its own."""
+"""Pieces of work one after another, or several at a time: in processes of their own, or in those of torchrun."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from cdeq.experiments.crew import crew, crew_size
 from cdeq.experiments.options import ExperimentError, Options
 
 Item = TypeVar("Item")
@@ -25,6 +26,9 @@ def worked(
     """`work` of each item, in order, `options.jobs` of them at a time."""
     if options.jobs == 1:
         yield from map(work, items)
+        return
+    if crew_size() > 1:
+        yield from crew().shared(work, items)
         return
     threads = options.threads or max(1, torch.get_num_threads() // options.jobs)
     pool = ProcessPoolExecutor(
