@@ -1,4 +1,4 @@
-"""The processes of torchrun share out the pieces of an experiment. This file is also the script that torchrun starts."""
+"""The processes of torchrun share out an experiment. This file is also the script that torchrun starts."""
 
 import multiprocessing
 import os
