@@ -83,6 +83,7 @@ class Crew:
     def _take(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> None:
         """Work on pieces of a round as long as there are any that nobody took."""
         while (number := self.store.add(f"{name}/taken", 1) - 1) < len(items):
+            found: tuple[Any, Exception | None]
             try:
                 found = (work(items[number]), None)
             except Exception as error:

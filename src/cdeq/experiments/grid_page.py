@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cdeq.experiments.grid_plots import draw_grid_plot
-from cdeq.experiments.grids import REPORTED, Grid, Variant
+from cdeq.experiments.grids import Grid, Variant
 from cdeq.experiments.paper_table import page_of
 from cdeq.experiments.results import Results
 from cdeq.experiments.table import (
@@ -21,7 +21,7 @@ from cdeq.files import atomic_write_text
 
 BRACKETS = (
     "In brackets what the paper reports for the same choice at its own scale (WikiText-103, ImageNet, ogbn-arxiv): "
-    "to compare trends by, not values."
+    "to compare trends by, not values. Seconds in brackets are those of its own machines."
 )
 
 
@@ -56,16 +56,16 @@ def points_of(results: Results, title: str, name: str) -> dict[int | None, Point
     return {p.steps: p for p in curves(results, title).get(name, [])}
 
 
-def _bracketed(variant: Variant, kind: str) -> str:
-    figure = variant.published.get(kind)
-    return "" if figure is None else f" ({figure:g})"
+def _bracketed(published: Mapping[str, float], kind: str) -> str:
+    """The paper's own figure, if it gives one."""
+    return f" ({published[kind]:g})" if kind in published else ""
 
 
 def listing(
     results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]
 ) -> str:
     """A row a variant, a column a number of evaluations; the paper's figure at its number."""
-    metric, reported = metric_of(results, title), REPORTED[kind]
+    metric, reported = metric_of(results, title), grid.reported[kind]
     counts = grid.counts[kind]
     found = {v.name: points_of(results, title, v.name) for v in variants}
     best = {k: _best(metric, [points[k].metric for points in found.values()]) for k in counts}
@@ -78,8 +78,10 @@ def listing(
         for k in counts:
             text = metric.text(points[k].metric, points[k].spread)
             text = f"**{text}**" if points[k].metric == best[k] else text
-            cells.append(text + (_bracketed(variant, kind) if k == reported else ""))
-        cells += [small_text(points[reported].distance), seconds_text(points[reported].seconds)]
+            cells.append(text + (_bracketed(variant.published, kind) if k == reported else ""))
+        cells.append(small_text(points[reported].distance))
+        took = seconds_text(points[reported].seconds)
+        cells.append(took + _bracketed(variant.published_seconds, kind))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -87,7 +89,7 @@ def listing(
 def matrix(results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]) -> str:
     """Two fields, one down and one across, at the number of evaluations that the paper reports."""
     assert grid.axes is not None
-    metric, reported = metric_of(results, title), REPORTED[kind]
+    metric, reported = metric_of(results, title), grid.reported[kind]
     places = {v.cell: v for v in variants if v.cell is not None}
     rows = list(dict.fromkeys(row for row, _ in places))
     columns = list(dict.fromkeys(column for _, column in places))
@@ -106,7 +108,7 @@ def matrix(results: Results, grid: Grid, kind: str, title: str, variants: Sequen
             p = found[row, column]
             text = metric.text(p.metric, p.spread)
             text = f"**{text}**" if p.metric == best else text
-            cells.append(text + _bracketed(places[row, column], kind))
+            cells.append(text + _bracketed(places[row, column].published, kind))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -118,7 +120,7 @@ def _best(metric: MetricStyle, values: Sequence[float | None]) -> float | None:
 
 def claim(results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]) -> str:
     """Which choice is best here, where the recipe's own stands, and which is best in the paper."""
-    metric, reported = metric_of(results, title), REPORTED[kind]
+    metric, reported = metric_of(results, title), grid.reported[kind]
     found = {v.name: points_of(results, title, v.name)[reported] for v in variants}
     scores = {name: p.metric for name, p in found.items() if p.metric is not None}
     if not scores:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cdeq.experiments.grids import REPORTED, Grid, Variant
+from cdeq.experiments.grids import Grid, Variant
 from cdeq.experiments.plots import saved_figure
 from cdeq.experiments.results import Results
 from cdeq.experiments.table import curves, metric_of
@@ -57,7 +57,7 @@ def _heat_map(
     axis: Any, results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]
 ) -> None:
     assert grid.axes is not None
-    metric, reported = metric_of(results, title), REPORTED[kind]
+    metric, reported = metric_of(results, title), grid.reported[kind]
     places = {v.cell: v for v in variants if v.cell is not None}
     rows = list(dict.fromkeys(row for row, _ in places))
     columns = list(dict.fromkeys(column for _, column in places))

@@ -21,7 +21,7 @@ from cdeq.experiments.compare import (
 from cdeq.experiments.graph_subject import GraphSubject
 from cdeq.experiments.graph_tasks import SCALES as GRAPHS
 from cdeq.experiments.grid_page import write_grid
-from cdeq.experiments.grids import GRIDS, REPORTED, Grid, Variant
+from cdeq.experiments.grids import GRIDS, Grid, Variant
 from cdeq.experiments.image_cells import ImageCell
 from cdeq.experiments.image_scales import SCALES as IMAGES
 from cdeq.experiments.model_cells import ModelCell
@@ -153,7 +153,7 @@ def run_grid(grid: Grid, options: Options) -> Results:
     rows: list[Row] = []
     for kind, subject in subjects.items():
         mine = [(p, f) for p, f in zip(pieces, found, strict=True) if p.subject is quiet[kind]]
-        rows += _rows(subject, kind, mine)
+        rows += _rows(subject, grid.reported[kind], mine)
     results = Results(
         experiment=grid.experiment,
         scale=options.scale,
@@ -177,12 +177,11 @@ def _record(subject: Subject, variants: Iterable[Variant]) -> None:
 
 
 def _rows(
-    subject: Subject, kind: str, found: list[tuple[VariantPiece, dict[str, Any]]]
+    subject: Subject, reported: int, found: list[tuple[VariantPiece, dict[str, Any]]]
 ) -> list[Row]:
     """Scores of all seeds; seconds of the first, at the number of evaluations that the paper reports."""
     teacher, _ = subject.trained_teacher()
     x = subject.timed_input()
-    reported = REPORTED[kind]
     methods: dict[str, Method] = {}
     for piece, _score in found:
         if piece.seed == 0:
