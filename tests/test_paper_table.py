@@ -39,7 +39,7 @@ def row(method, steps, metric, distance=None, *, seed=0, dataset="Blocks"):
 
 def results(*rows, teachers=(IGNN,)):
     return Results(
-        experiment="table3",
+        experiment="nodes",
         scale="tiny",
         commit="abc",
         command="cdeq reproduce table3",
@@ -312,7 +312,7 @@ def test_three_files_are_written(tmp_path):
     paths = write_table(
         made, folder, title="Table 3", shown=(1, 2), notes=("A note.",), claims=("- A claim.",)
     )
-    assert [path.name for path in paths] == ["table3.json", "table3.md", "table3.png"]
+    assert [path.name for path in paths] == ["nodes.json", "nodes.md", "nodes.png"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(p.name for p in paths)
     assert Results.from_json(paths[0]) == made
     page = paths[1].read_text()

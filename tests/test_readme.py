@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import cdeq
-from cdeq.experiments.readme import TASKS, filled
+from cdeq.experiments.fill import TASKS, filled
 from cdeq.experiments.results import Results
 
 ROOT = Path(__file__).parents[1]
@@ -85,14 +85,11 @@ def test_the_four_methods_are_the_contract():
 
 def test_the_figures_are_those_of_the_results():
     assert filled(README, ROOT / "results") == README
+    for name in ("figures", "words", "pictures", "graphs"):
+        assert f"<!-- end of {name} -->" in README
     for table in ("table1", "table3"):
         assert "-dirty" not in Results.from_json(ROOT / "results/small" / f"{table}.json").commit
     for task in TASKS:
         results = Results.from_json(ROOT / "results" / "tiny" / f"demo-{task}.json")
         assert results.command == f"cdeq demo --task {task}"
         assert not results.commit.endswith("-dirty")
-
-
-def test_a_page_without_the_place_is_refused():
-    with pytest.raises(ValueError, match="no place"):
-        filled("nothing here", ROOT)

@@ -8,6 +8,7 @@ from pathlib import Path
 from cdeq.experiments.grid_plots import draw_grid_plot
 from cdeq.experiments.grids import Grid, Variant
 from cdeq.experiments.paper_table import page_of
+from cdeq.experiments.published import bracketed
 from cdeq.experiments.results import Results
 from cdeq.experiments.table import (
     MetricStyle,
@@ -56,11 +57,6 @@ def points_of(results: Results, title: str, name: str) -> dict[int | None, Point
     return {p.steps: p for p in curves(results, title).get(name, [])}
 
 
-def _bracketed(published: Mapping[str, float], kind: str) -> str:
-    """The paper's own figure, if it gives one."""
-    return f" ({published[kind]:g})" if kind in published else ""
-
-
 def listing(
     results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]
 ) -> str:
@@ -78,10 +74,10 @@ def listing(
         for k in counts:
             text = metric.text(points[k].metric, points[k].spread)
             text = f"**{text}**" if points[k].metric == best[k] else text
-            cells.append(text + (_bracketed(variant.published, kind) if k == reported else ""))
+            cells.append(text + (bracketed(variant.published.get(kind)) if k == reported else ""))
         cells.append(small_text(points[reported].distance))
         took = seconds_text(points[reported].seconds)
-        cells.append(took + _bracketed(variant.published_seconds, kind))
+        cells.append(took + bracketed(variant.published_seconds.get(kind)))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -108,7 +104,7 @@ def matrix(results: Results, grid: Grid, kind: str, title: str, variants: Sequen
             p = found[row, column]
             text = metric.text(p.metric, p.spread)
             text = f"**{text}**" if p.metric == best else text
-            cells.append(text + _bracketed(places[row, column].published, kind))
+            cells.append(text + bracketed(places[row, column].published.get(kind)))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

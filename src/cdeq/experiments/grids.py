@@ -230,7 +230,7 @@ GRIDS: dict[str, Grid] = {
             kinds=("text",),
             variants=_lambdas,
             default="lambda_1 = 0.8, lambda_2 = 0.05",
-            counts={"text": (1, 8, 20)},
+            counts={"text": (1, 20)},
             reported={"text": 20},
             axes=("lambda_2", "lambda_1"),
             notes=("lambda_1 weighs global against local consistency, lambda_2 the task loss.",),

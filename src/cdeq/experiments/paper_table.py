@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cdeq.experiments.plots import QUANTITIES, draw_grid
+from cdeq.experiments.published import Figure, bracketed, published_beside
 from cdeq.experiments.results import Results
 from cdeq.experiments.table import (
     Point,
@@ -52,6 +53,7 @@ def paper_table(
     Distances are compared among the methods of one and the same equilibrium, default all.
     """
     found, metric = curves(results, dataset), metric_of(results, dataset)
+    beside = published_beside(results, dataset)
     ranked = any(p.top5 is not None for points in found.values() for p in points)
     head = ["model", "parameters", "evaluations", metric.name, *(["top 5"] if ranked else [])]
     head += ["distance", "seconds", "cost in steps", "gap closed"]
@@ -71,19 +73,34 @@ def paper_table(
         )
         for p in block:
             closed = None if k is None else gap_closed(results, dataset, p.method, k)
+            paper = beside.figure(p.method, k) if beside else Figure()
             cells = [
                 style(p.method, explicit=k is None).name,
                 f"{p.parameters:,}",
                 "–" if k is None else str(k),
-                _bold(metric.text(p.metric, p.spread), p.metric is not None and p.metric == best),
-                *([metric.text(p.top5, None)] if ranked else []),
+                _bold(metric.text(p.metric, p.spread), p.metric is not None and p.metric == best)
+                + bracketed(paper.metric),
+                *([metric.text(p.top5, None) + bracketed(paper.top5)] if ranked else []),
                 _bold(small_text(p.distance), p.distance is not None and p.distance == near),
-                seconds_text(p.seconds),
+                seconds_text(p.seconds) + bracketed(paper.seconds),
                 cost_text(p.f_equivalents),
                 "–" if closed is None else f"{round(100 * closed)}%",
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def brackets_note(results: Results) -> list[str]:
+    """What stands in brackets, where something does."""
+    beside = {name: published_beside(results, name) for name in results.datasets}
+    pairs = [f"{table.data} beside {name}" for name, table in beside.items() if table]
+    if not pairs:
+        return []
+    return [
+        f"In brackets what the paper reports at the same place, seconds a batch on its own machines: "
+        f"{', '.join(pairs)}. Its DEQ (its MDEQ, its IGNN) is beside Anderson, its C-DEQ beside Paper. Where the data "
+        f"are not the same, compare trends, not values."
+    ]
 
 
 def _bold(text: str, best: bool) -> str:
@@ -117,6 +134,7 @@ def write_table(
     tables = {
         name: paper_table(results, name, shown, same_equilibrium) for name in results.datasets
     }
+    notes = [*notes, *brackets_note(results)]
     page = page_of(results, title=title, tables=tables, notes=notes, claims=claims)
     paths = [results.to_json(stem.with_suffix(".json")), stem.with_suffix(".md")]
     atomic_write_text(paths[-1], page)
