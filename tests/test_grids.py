@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import warnings
 from itertools import pairwise
 
@@ -354,6 +355,26 @@ def test_the_command_knows_every_experiment(capsys):
     assert all(name in shown.replace("\n", "") for name in EXPERIMENTS)
     assert set(TABLE_COUNTS) <= set(EXPERIMENTS)
     assert cli.main(["reproduce", "all", "--only", "text"]) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_all_refuses_before_it_begins_what_it_has_no_data_for(tmp_path, monkeypatch, capsys):
+    def refuse(options):
+        raise AssertionError("begun")
+
+    for name in EXPERIMENTS:
+        monkeypatch.setitem(EXPERIMENTS, name, refuse)
+    assert cli.main(["reproduce", "all", "--scale", "small", "--data-dir", str(tmp_path)]) == 1
+    assert "wikitext-2" in capsys.readouterr().err
+
+
+def test_pieces_of_the_tiny_scale_are_shared_out_over_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    wanted = {("all", "tiny", None): 3, ("all", "tiny", 1): 1, ("beta", "tiny", None): 1}
+    wanted |= {("all", "small", None): 1, ("all", "small", 2): 2}
+    for (experiment, scale, jobs), number in wanted.items():
+        asked = cli.Reproduce(experiment=experiment, scale=scale, jobs=jobs)
+        assert cli.jobs_of(asked) == number
 
 
 def test_a_folder_without_results_is_named(tmp_path, capsys):

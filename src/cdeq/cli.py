@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -111,8 +112,9 @@ class Reproduce:
     """How many seeds, from 0 on."""
     only: tuple[str, ...] = ()
     """Names of data sets, to run these alone."""
-    jobs: int = 1
-    """How many pieces of work (a data set and seed, a model) are done at a time, each in a process of its own."""
+    jobs: int | None = None
+    """How many pieces of work (a data set and seed, a model) are done at a time, each in a process of its own; default
+    1, for all at the scale tiny as many as there are cores. Under torchrun its processes share the pieces out."""
     threads: int | None = None
     """Threads to compute with, of each process; default: as many as torch chooses, shared out."""
 
@@ -238,9 +240,9 @@ def reproduce(options: Reproduce) -> int:
             _require(module, package, f"{options.experiment} needs", extra)
     from cdeq.experiments.crew import crew, crew_size, is_helper
     from cdeq.experiments.options import Options
-    from cdeq.experiments.reproduce import EXPERIMENTS
+    from cdeq.experiments.reproduce import EXPERIMENTS, require_data
 
-    if crew_size() > 1 and options.jobs > 1:
+    if crew_size() > 1 and options.jobs is not None:
         raise ExperimentError("torchrun says how many processes there are: leave --jobs out")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -257,18 +259,29 @@ def reproduce(options: Reproduce) -> int:
         out=out,
         seeds=options.seeds,
         only=options.only,
-        jobs=max(options.jobs, crew_size()),
+        jobs=max(jobs_of(options), crew_size()),
         threads=options.threads,
         progress=True,
         say=lambda line: console.print(line, highlight=False),
     )
+    if whole:
+        require_data(given)
     for name in EXPERIMENTS if whole else (options.experiment,):
         torch.manual_seed(0)
         _show(console, EXPERIMENTS[name](given), out / f"{name}.md")
     if crew_size() > 1:
         crew().dismiss()
     console.print(f"{time.perf_counter() - began:.0f} seconds in all.")
+    if whole:
+        console.print(f"cdeq report --results {out} binds it into one page.", highlight=False)
     return 0
+
+
+def jobs_of(options: Reproduce) -> int:
+    """Pieces of the tiny scale are too small for more than a thread each."""
+    if options.jobs is not None:
+        return options.jobs
+    return (os.cpu_count() or 1) if (options.experiment, options.scale) == ("all", "tiny") else 1
 
 
 def _show(console: Console, results: Results, page: Path) -> None:

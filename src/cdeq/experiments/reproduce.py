@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cdeq.experiments import figures, image_cells, table3, text_cells
+from cdeq.experiments.graph_cells import plans_of
 from cdeq.experiments.grid_run import grid_experiment
 from cdeq.experiments.grids import GRIDS
+from cdeq.experiments.image_scales import SCALES as IMAGES
 from cdeq.experiments.inductive import inductive
 from cdeq.experiments.options import Options
 from cdeq.experiments.results import Results
 from cdeq.experiments.table1 import table1
 from cdeq.experiments.table2 import table2
+from cdeq.experiments.text_plans import SCALES as TEXTS
 
 EXPERIMENTS: dict[str, Callable[[Options], Results]] = {
     "table1": table1,
@@ -33,3 +36,12 @@ TABLE_COUNTS: dict[str, tuple[int, ...]] = {
     "inductive": table3.SHOWN,
 }
 """The numbers of evaluations that each shows in the terminal."""
+
+
+def require_data(options: Options) -> None:
+    """Refuse at once, not after hours, what `all` has no data for."""
+    TEXTS[options.scale].require(options.data)
+    for images in IMAGES[options.scale]:
+        images.require(options.data)
+    for graph in plans_of(options):
+        graph.require(options.data)
