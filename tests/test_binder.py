@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdeq.experiments.binder import Bullets, Grid, Heading, Paragraph, inline, read_markdown
 from cdeq.experiments.binder import write_binder as bind
+from cdeq.experiments.markdown import Bullets, Grid, Heading, Paragraph, inline, read_markdown
 from cdeq.experiments.paper_table import write_table
 from cdeq.experiments.results import Results, Row, TeacherResult
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cdeq.experiments.fill import PLACES, filled, root_of
+from cdeq.experiments.fill import filled, root_of
+from cdeq.experiments.page_figures import PLACES
 from cdeq.experiments.paper_table import brackets_note, paper_table
 from cdeq.experiments.published import TABLES, published_beside
 from cdeq.experiments.results import Results

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import cdeq
-from cdeq.experiments.fill import TASKS, filled
+from cdeq.experiments.fill import filled
+from cdeq.experiments.page_figures import TASKS
 from cdeq.experiments.results import Results
 
 ROOT = Path(__file__).parents[1]

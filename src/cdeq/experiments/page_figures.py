@@ -1,0 +1,193 @@
+"""Figures of results/ as the README and docs/ show them: tables, sentences, and numbers within a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from cdeq.experiments.image_cells import SHOWN as IMAGE_COUNTS
+from cdeq.experiments.published import TABLES, bracketed, published_beside
+from cdeq.experiments.reproduce import EXPERIMENTS
+from cdeq.experiments.results import Results
+from cdeq.experiments.table import Point, curves, markdown_table, metric_of, seconds_text, style
+from cdeq.experiments.text_cells import SHOWN as TEXT_COUNTS
+
+TASKS = ("images", "text", "graph")
+SHOWN = ("metric", "distance", "f_equivalents")
+GRAPH_METHODS = ("anderson", "ignn_solver", "paper", "anchored")
+GRAPH_COUNTS = (1, 2)
+COMPARED = ("anderson", "hyperdeq", "ignn_solver", "few_step", "paper", "anchored")
+METHODS = ("picard", "anderson", "broyden", "hyperdeq", "few_step", "paper", "anchored")
+
+
+def demo_figures(results: Path) -> str:
+    """The tables of the three demos, with a heading each."""
+    parts = []
+    for task in TASKS:
+        found = Results.from_json(results / "tiny" / f"demo-{task}.json")
+        for dataset in found.datasets:
+            parts.append(f"**{dataset}.** {markdown_table(found, dataset, SHOWN)}")
+    return "\n".join(parts)
+
+
+def graph_figures(results: Path) -> str:
+    """Accuracy on the real graphs: a line a graph, a column a method and number of evaluations."""
+    found = Results.from_json(results / "small" / "table3.json")
+    heads = [f"{style(method).name}, {k}" for k in GRAPH_COUNTS for method in GRAPH_METHODS]
+    lines = [
+        "| graph | IGNN, converged | " + " | ".join(heads) + " |",
+        "|---|---:|" + "---:|" * len(heads),
+    ]
+    for dataset in found.datasets:
+        metric, teacher = metric_of(found, dataset), found.teacher(dataset)
+        by = curves(found, dataset)
+        cells = []
+        for k in GRAPH_COUNTS:
+            points = [next(p for p in by[method] if p.steps == k) for method in GRAPH_METHODS]
+            best = max(p.metric or 0.0 for p in points)
+            texts = [metric.text(p.metric, p.spread) for p in points]
+            cells += [
+                f"**{text}**" if p.metric == best else text
+                for text, p in zip(texts, points, strict=True)
+            ]
+        converged = f"{metric.text(teacher.metric)} ({teacher.steps:.0f} steps)"
+        lines.append(f"| {dataset} | {converged} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def counted_figures(
+    results: Path, table: str, counts: Sequence[int], methods: Sequence[str]
+) -> str:
+    """A table's metric on each of its data sets: a line a method, a column a number of evaluations."""
+    found = Results.from_json(results / "small" / f"{table}.json")
+    parts = []
+    for dataset in found.datasets:
+        metric, teacher = metric_of(found, dataset), found.teacher(dataset)
+        by = curves(found, dataset)
+        lines = [
+            f"{dataset}; the converged teacher: {metric.text(teacher.metric)} in {teacher.steps:.0f} steps.",
+            "",
+            "| method | " + " | ".join(map(str, counts)) + " | seconds a batch at 1 |",
+            "|---|" + "---:|" * (len(counts) + 1),
+        ]
+        for method in methods:
+            at = {p.steps: p for p in by[method]}
+            cells = [metric.text(at[k].metric, at[k].spread) for k in counts]
+            cells.append(seconds_text(at[1].seconds))
+            lines.append(f"| {style(method).name} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def beside_paper(results: Path, table: str) -> str:
+    """A table's students and their rivals at the paper's numbers of evaluations, its own figures in brackets."""
+    found = Results.from_json(results / "small" / f"{table}.json")
+    parts = []
+    for dataset in found.datasets:
+        metric, teacher = metric_of(found, dataset), found.teacher(dataset)
+        by, beside = curves(found, dataset), published_beside(found, dataset)
+        shown = [method for method in COMPARED if method in by]
+        counts = [
+            k
+            for k in sorted({p.steps for p in by["paper"] if p.steps})
+            if k <= 2
+            or (beside and beside.figure("paper", k).metric)
+            or (not beside and k in (5, 10))
+        ]
+        head = f"{dataset}, {metric.name} at" + (f" ({beside.data} in brackets)" if beside else "")
+        lines = [
+            f"| {head} | " + " | ".join(map(str, counts)) + " |",
+            "|---|" + "---:|" * len(counts),
+        ]
+        for method in shown:
+            at = {p.steps: p for p in by[method]}
+            cells = [
+                metric.text(at[k].metric, at[k].spread)
+                + bracketed(beside.figure(method, k).metric if beside else None)
+                for k in counts
+            ]
+            lines.append(f"| {style(method).name} | {' | '.join(cells)} |")
+        converged = f"{metric.text(teacher.metric)} in {teacher.steps:.0f} steps"
+        parts.append("\n".join(lines) + f"\n\nThe converged teacher: {converged}.\n")
+    return "\n".join(parts)
+
+
+def findings_of(results: Path, experiment: str) -> str:
+    """The sentences of an experiment's own page."""
+    head = (results / "small" / f"{experiment}.md").read_text("utf-8").partition("\n## ")[0]
+    lines = [line for line in head.splitlines() if line.startswith("- ")]
+    return "\n" + "\n".join(lines) + "\n\n"
+
+
+def tables_of(results: Path, experiment: str) -> str:
+    """The tables of an experiment's own page, under the names of their data sets."""
+    page = (results / "small" / f"{experiment}.md").read_text("utf-8")
+    parts = []
+    for section in page.split("\n## ")[1:]:
+        title, _, body = section.partition("\n")
+        lines = [line for line in body.splitlines() if line.startswith("|")]
+        if lines:
+            parts.append(f"{title}:\n\n" + "\n".join(lines) + "\n")
+    return "\n" + "\n".join(parts) + "\n"
+
+
+# Single figures within a sentence.
+
+
+def _point(results: Path, place: str, dataset: str, method: str, steps: int) -> Point:
+    points = curves(Results.from_json(results / place), dataset)[method]
+    return next(p for p in points if p.steps == steps)
+
+
+def _teacher_memory(results: Path) -> str:
+    """By how much the student distilled on the teacher's memory is better, beside its perplexity."""
+    found = Results.from_json(results / "small" / "table1.json")
+    [own, teachers] = [
+        next(
+            r.metric
+            for r in found.rows
+            if (r.method, r.seed, r.steps) == (method, 0, 1) and r.metric
+        )
+        for method in ("anchored", "anchored_teacher_memory")
+    ]
+    return f"{own - teachers:.1f} of {own:.0f}"
+
+
+def _points_below(results: Path, dataset: str) -> str:
+    """By how many points the student at one evaluation is below the converged teacher."""
+    found = Results.from_json(results / "small" / "table2.json")
+    reached = _point(results, "small/table2.json", dataset, "anchored", 1).metric
+    converged = found.teacher(dataset).metric
+    assert reached is not None
+    assert converged is not None
+    return f"{100 * (converged - reached):.2f}"
+
+
+def _times_as_far(results: Path, method: str, steps: int) -> str:
+    """How much further from the equilibrium a student made from pieces of PubMed is than one of all seen nodes."""
+    far, near = (
+        _point(results, "small/inductive.json", "PubMed", m, steps).distance
+        for m in (method, "anchored")
+    )
+    assert far is not None
+    assert near is not None
+    return f"{far / near:.1f}"
+
+
+PLACES: dict[str, Callable[[Path], str]] = {
+    "figures": demo_figures,
+    "words": partial(counted_figures, table="table1", counts=TEXT_COUNTS, methods=METHODS),
+    "pictures": partial(
+        counted_figures, table="table2", counts=IMAGE_COUNTS, methods=("deq", *METHODS)
+    ),
+    "graphs": graph_figures,
+    **{f"{t} beside the paper": partial(beside_paper, table=t) for t in TABLES},
+    **{f"findings of {name}": partial(findings_of, experiment=name) for name in EXPERIMENTS},
+    **{f"tables of {name}": partial(tables_of, experiment=name) for name in EXPERIMENTS},
+    "gain of the teacher's memory": _teacher_memory,
+    "points below on CIFAR-10": partial(_points_below, dataset="CIFAR-10"),
+    "times as far from samples": partial(_times_as_far, method="anchored_samples", steps=1),
+    "times as far from parts": partial(_times_as_far, method="anchored_parts", steps=1),
+}
+"""What stands between <!-- name --> and <!-- end of name -->."""
