@@ -165,7 +165,7 @@ def identifiers(rows):
 
 
 def test_the_options_that_the_page_names_exist():
-    known = {field.name.replace("_", "-") for field in fields(Reproduce)}
+    known = {field.name.replace("_", "-") for field in fields(Reproduce)} | {"nproc-per-node"}
     assert set(re.findall(r"--([a-z][a-z-]+)", page("reproducing"))) <= known
 
 

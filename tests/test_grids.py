@@ -82,7 +82,8 @@ def test_every_variant_is_a_recipe_of_its_own(grid):
         assert len(set(names)) == len(names)
         assert grid.default in names
         chosen = {
-            json.dumps([v.student.whole.to_dict(), v.student.solver, v.decay]) for v in variants
+            json.dumps([v.student.whole.to_dict(), v.student.solver, v.student.longer, v.decay])
+            for v in variants
         }
         assert len(chosen) == len(variants)
         assert grid.reported[kind] in grid.counts[kind]
@@ -143,6 +144,18 @@ def test_grids_share_the_students_they_have_in_common(tmp_path):
     }
     keys = {json.dumps(str(student_config(subject, plan, 0))) for plan in found.values()}
     assert len(keys) == 1
+
+
+def test_a_longer_training_has_more_updates_and_nothing_else_changed(tmp_path):
+    subject = TextCell(plan=TEXT, options=options(tmp_path))
+    usual, twice, *_ = [
+        student_config(subject, v.student, 0) for v in GRIDS["updates"].variants(subject)
+    ]
+    assert twice["fit"].updates == 2 * usual["fit"].updates
+    assert dataclasses.replace(twice["fit"], updates=usual["fit"].updates) == usual["fit"]
+    assert {k: v for k, v in twice.items() if k != "fit"} == {
+        k: v for k, v in usual.items() if k != "fit"
+    }
 
 
 def test_another_solver_is_another_recording(tmp_path):

@@ -92,6 +92,7 @@ class Reproduce:
             "beta",
             "time-map",
             "recipe",
+            "updates",
             "cost",
             "overhead",
             "certified",

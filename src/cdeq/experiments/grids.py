@@ -201,6 +201,19 @@ def _recipe(subject: Subject) -> list[Variant]:
     return [*found, Variant(name="anchored", student=anchored)]
 
 
+def _updates(subject: Subject) -> list[Variant]:
+    """Whether the published recipe only needs more training."""
+    longer = [
+        Variant(name=f"{n} times the updates", student=StudentPlan(recipe="paper", longer=n))
+        for n in (2, 4)
+    ]
+    return [
+        published("paper"),
+        *longer,
+        Variant(name="anchored", student=subject.students["anchored"]),
+    ]
+
+
 GRIDS: dict[str, Grid] = {
     grid.experiment: grid
     for grid in (
@@ -283,6 +296,17 @@ GRIDS: dict[str, Grid] = {
                 "cut at every step. Anchored weights: the boundary holds for the weights, without history, context "
                 "of the teacher. The last row is the subject's own anchored student, which also drops the local loss, "
                 "has its own learning rate and updates, and what the tables say of it.",
+            ),
+        ),
+        Grid(
+            experiment="updates",
+            title="The published recipe, trained for longer",
+            kinds=KINDS,
+            variants=_updates,
+            default="paper",
+            notes=(
+                "The same recipe, recording and learning rate, which falls over the whole of a training; warm-up as in "
+                "the shorter one. Anchored has its own number of updates, each of several evaluations.",
             ),
         ),
     )

@@ -41,12 +41,13 @@ RECORD_STEPS = {"endpoint": 40, "full": 30}
 class StudentPlan:
     """A student's recipe by name, the fields of it that are changed, and the solver whose states it learns from.
 
-    `once`: one seed is enough.
+    `longer`: so many times the usual updates. `once`: one seed is enough.
     """
 
     recipe: str
     changes: dict[str, Any] = field(default_factory=dict)
     solver: str = "anderson"
+    longer: int = 1
     once: bool = False
 
     @property
@@ -217,9 +218,10 @@ def recorded(
 def student_config(subject: Subject, plan: StudentPlan, seed: int) -> dict[str, Any]:
     """What a student depends on beside the teacher."""
     recipe = plan.whole
+    fit = subject.student_fit(plan.recipe)
     return {
         "recipe": recipe,
-        "fit": subject.student_fit(plan.recipe),
+        "fit": replace(fit, updates=plan.longer * fit.updates),
         **subject.recorded_key(recipe.store_mode),
         **({} if plan.solver == "anderson" else {"solver": SOLVERS[plan.solver]}),
         "seed": seed,
