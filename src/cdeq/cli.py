@@ -102,7 +102,8 @@ class Reproduce:
     """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes), a figure or an ablation by
     name (docs/reproducing.md says what each is), or all of them."""
     scale: Literal["tiny", "small", "paper"] = "small"
-    """tiny: embedded data, a minute; small: real data, one to two hours on two cores; paper: for GPUs."""
+    """tiny: embedded data, a minute; small: real data, one to two hours a table on two cores; paper: the
+    published sizes, as configurations that were not run in full."""
     data_dir: Path | None = None
     """Where the data sets are; default: the environment variable CDEQ_DATA, then the user's cache folder."""
     out: Path | None = None

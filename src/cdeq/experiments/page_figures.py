@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from cdeq.experiments.image_cells import SHOWN as IMAGE_COUNTS
-from cdeq.experiments.published import TABLES, bracketed, published_beside
+from cdeq.experiments.published import TABLES, PublishedTable, bracketed, published_beside
 from cdeq.experiments.reproduce import EXPERIMENTS
 from cdeq.experiments.results import Results
 from cdeq.experiments.table import Point, curves, markdown_table, metric_of, seconds_text, style
@@ -80,37 +80,90 @@ def counted_figures(
     return "\n".join(parts)
 
 
-def beside_paper(results: Path, table: str) -> str:
-    """A table's students and their rivals at the paper's numbers of evaluations, its own figures in brackets."""
+def beside_paper(results: Path, table: str, quantity: str = "metric") -> str:
+    """A table's students and their rivals at the paper's numbers of evaluations, its own figures in brackets.
+
+    `quantity` is metric or seconds.
+    """
     found = Results.from_json(results / "small" / f"{table}.json")
     parts = []
     for dataset in found.datasets:
         metric, teacher = metric_of(found, dataset), found.teacher(dataset)
         by, beside = curves(found, dataset), published_beside(found, dataset)
-        shown = [method for method in COMPARED if method in by]
-        counts = [
-            k
-            for k in sorted({p.steps for p in by["paper"] if p.steps})
-            if k <= 2
-            or (beside and beside.figure("paper", k).metric)
-            or (not beside and k in (5, 10))
-        ]
-        head = f"{dataset}, {metric.name} at" + (f" ({beside.data} in brackets)" if beside else "")
+        counts = _counts_of_the_paper(by["paper"], beside)
+        what = metric.name if quantity == "metric" else "time of a batch"
+        head = f"{dataset}, {what} at" + (f" ({beside.data} in brackets)" if beside else "")
         lines = [
             f"| {head} | " + " | ".join(map(str, counts)) + " |",
             "|---|" + "---:|" * len(counts),
         ]
-        for method in shown:
+        for method in (method for method in COMPARED if method in by):
             at = {p.steps: p for p in by[method]}
-            cells = [
+            texts = [
                 metric.text(at[k].metric, at[k].spread)
-                + bracketed(beside.figure(method, k).metric if beside else None)
+                if quantity == "metric"
+                else seconds_text(at[k].seconds)
                 for k in counts
             ]
+            figures = [
+                getattr(beside.figure(method, k), quantity) if beside else None for k in counts
+            ]
+            cells = [text + bracketed(f) for text, f in zip(texts, figures, strict=True)]
             lines.append(f"| {style(method).name} | {' | '.join(cells)} |")
-        converged = f"{metric.text(teacher.metric)} in {teacher.steps:.0f} steps"
-        parts.append("\n".join(lines) + f"\n\nThe converged teacher: {converged}.\n")
-    return "\n".join(parts)
+        part = "\n".join(lines) + "\n"
+        if quantity == "metric":
+            converged = f"{metric.text(teacher.metric)} in {teacher.steps:.0f} steps"
+            part += f"\nThe converged teacher: {converged}.\n"
+        parts.append(part)
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def _counts_of_the_paper(points: Sequence[Point], beside: PublishedTable | None) -> list[int]:
+    """Numbers of evaluations at which the paper has figures; for data it has none of, those of its other graphs."""
+    known = {p.steps for p in points}
+    if beside is None:
+        return [k for k in (1, 2, 5, 10) if k in known]
+    return [k for k in sorted({k for _, k in beside.rows if k}) if k in known]
+
+
+def gains(results: Path) -> str:
+    """How many times better than the teacher's solver with the same one or two evaluations; the paper's in brackets."""
+    heads = [f"{style(method).name}, {k}" for method in ("paper", "anchored") for k in (1, 2)]
+    lines = [
+        f"| times better than Anderson | {' | '.join(heads)} |",
+        "|---|" + "---:|" * len(heads),
+    ]
+    for table in TABLES:
+        found = Results.from_json(results / "small" / f"{table}.json")
+        for dataset in found.datasets:
+            higher = metric_of(found, dataset).higher_is_better
+            by, beside = curves(found, dataset), published_beside(found, dataset)
+            cells = []
+            for method in ("paper", "anchored"):
+                for k in (1, 2):
+                    ours = [_at(by[m], k).metric for m in (method, "anderson")]
+                    theirs = [
+                        beside.figure(m, k).metric if beside else None for m in (method, "anderson")
+                    ]
+                    gain, published = _times(ours, higher), _times(theirs, higher)
+                    cells.append(
+                        f"{gain:.2f}" + ("" if published is None else f" ({published:.1f})")
+                    )
+            name = f"{dataset} ({beside.data})" if beside else dataset
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n" + "\n".join(lines) + "\n\n"
+
+
+def _at(points: Sequence[Point], steps: int) -> Point:
+    return next(p for p in points if p.steps == steps)
+
+
+def _times(pair: Sequence[float | None], higher_is_better: bool) -> float | None:
+    """The first over the second, or the second over the first where less is better."""
+    first, second = pair
+    if first is None or second is None:
+        return None
+    return first / second if higher_is_better else second / first
 
 
 def findings_of(results: Path, experiment: str) -> str:
@@ -136,8 +189,7 @@ def tables_of(results: Path, experiment: str) -> str:
 
 
 def _point(results: Path, place: str, dataset: str, method: str, steps: int) -> Point:
-    points = curves(Results.from_json(results / place), dataset)[method]
-    return next(p for p in points if p.steps == steps)
+    return _at(curves(Results.from_json(results / place), dataset)[method], steps)
 
 
 def _teacher_memory(results: Path) -> str:
@@ -183,6 +235,11 @@ PLACES: dict[str, Callable[[Path], str]] = {
     ),
     "graphs": graph_figures,
     **{f"{t} beside the paper": partial(beside_paper, table=t) for t in TABLES},
+    **{
+        f"seconds of {t} beside the paper": partial(beside_paper, table=t, quantity="seconds")
+        for t in TABLES
+    },
+    "gains": gains,
     **{f"findings of {name}": partial(findings_of, experiment=name) for name in EXPERIMENTS},
     **{f"tables of {name}": partial(tables_of, experiment=name) for name in EXPERIMENTS},
     "gain of the teacher's memory": _teacher_memory,
