@@ -82,6 +82,7 @@ class Reproduce:
             "table2",
             "table3",
             "inductive",
+            "teachers",
             "residuals",
             "solvers",
             "history",
@@ -99,8 +100,8 @@ class Reproduce:
             "all",
         ]
     ]
-    """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes), a figure or an ablation by
-    name (docs/reproducing.md says what each is), or all of them."""
+    """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes), teachers (of graphs), a
+    figure or an ablation by name (docs/reproducing.md says what each is), or all of them."""
     scale: Literal["tiny", "small", "paper"] = "small"
     """tiny: embedded data, a minute; small: real data, one to two hours a table on two cores; paper: the
     published sizes, as configurations that were not run in full."""
@@ -226,6 +227,7 @@ NEEDED: dict[str, tuple[tuple[str, str, str], ...]] = {
     "table2": (PLOTS, PICTURES, DIGITS),
     "table3": (PLOTS, GRAPHS, DIGITS),
     "inductive": (PLOTS, GRAPHS, DIGITS),
+    "teachers": (PLOTS, DIGITS),
 }
 """The module, package and extra that an experiment cannot do without; a figure needs what images need."""
 EMBEDDED_NEED = ("sklearn",)

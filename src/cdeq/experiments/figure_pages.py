@@ -35,7 +35,7 @@ CERTIFIED_NOTES = (
 )
 
 
-def _written(
+def written(
     results: Results,
     folder: Path,
     *,
@@ -53,7 +53,8 @@ def _written(
     return stem
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def markdown_rows(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose first column is words and whose others are figures."""
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(lines) + "\n"
@@ -73,7 +74,7 @@ def write_residuals(results: Results, folder: Path) -> None:
             )[1]
             for k in counts
         }
-        tables[dataset] = _table(
+        tables[dataset] = markdown_rows(
             ["residual after", *map(str, counts)],
             [
                 [style(name).name, *(small_text(p.residual) for p in points)]
@@ -91,7 +92,7 @@ def write_residuals(results: Results, folder: Path) -> None:
             )
             + "."
         )
-    stem = _written(
+    stem = written(
         results,
         folder,
         title="Residual against steps",
@@ -133,8 +134,8 @@ def write_cost(results: Results, folder: Path) -> None:
                 f"- {dataset}: {style(row.method).name} takes {seconds_text(row.train_seconds)}, {share} of its "
                 f"teacher's {seconds_text(teacher)}."
             )
-        tables[dataset] = _table(["model", "training", "of the teacher's"], rows)
-    stem = _written(
+        tables[dataset] = markdown_rows(["model", "training", "of the teacher's"], rows)
+    stem = written(
         results,
         folder,
         title="Training: teacher and students",
@@ -156,7 +157,7 @@ def write_overhead(results: Results, folder: Path) -> None:
     for dataset in results.datasets:
         rows = results.rows_of(dataset)
         names = list(rows[0].figures)
-        tables[dataset] = _table(
+        tables[dataset] = markdown_rows(
             ["recipe", *names],
             [
                 [style(row.method).name, *(f"{row.figures[name]:.3g}" for name in names)]
@@ -169,7 +170,7 @@ def write_overhead(results: Results, folder: Path) -> None:
                 f"- {dataset}: a batch that Paper learns from takes {sizes['paper']:.3g} MB, one that Anchored learns "
                 f"from {sizes['anchored']:.3g} MB, {sizes['paper'] / sizes['anchored']:.0f} times less."
             )
-    stem = _written(
+    stem = written(
         results,
         folder,
         title="Overhead of trajectories and updates",
@@ -198,7 +199,7 @@ def write_certified(results: Results, folder: Path) -> None:
         pairs[dataset] = [
             (t, rows[f"solver to {t}"], rows[f"certified to {t}"]) for t in tolerances
         ]
-        tables[dataset] = _table(
+        tables[dataset] = markdown_rows(
             [
                 *("tolerance", "Anderson: evaluations", "seconds", "certified: evaluations"),
                 *("seconds", "finished by the student", "time ratio"),
@@ -221,7 +222,7 @@ def write_certified(results: Results, folder: Path) -> None:
             f"solver alone, {student.f_equivalents:.1f} and {seconds_text(student.seconds)} for the certified student."
             for t, solver, student in pairs[dataset]
         ]
-    stem = _written(
+    stem = written(
         results,
         folder,
         title="Certified solving",

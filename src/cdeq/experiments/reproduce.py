@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from cdeq.experiments import figures, image_cells, table3, text_cells
 from cdeq.experiments.graph_cells import plans_of
+from cdeq.experiments.graph_teachers import teachers
 from cdeq.experiments.grid_run import grid_experiment
 from cdeq.experiments.grids import GRIDS
 from cdeq.experiments.image_scales import SCALES as IMAGES
@@ -21,6 +22,7 @@ EXPERIMENTS: dict[str, Callable[[Options], Results]] = {
     "table2": table2,
     "table3": table3.table3,
     "inductive": inductive,
+    "teachers": teachers,
     "residuals": figures.residuals,
     **{name: grid_experiment(name) for name in GRIDS},
     "cost": figures.cost,
@@ -34,6 +36,7 @@ TABLE_COUNTS: dict[str, tuple[int, ...]] = {
     "table2": image_cells.SHOWN,
     "table3": table3.SHOWN,
     "inductive": table3.SHOWN,
+    "teachers": table3.SHOWN,
 }
 """The numbers of evaluations that each shows in the terminal."""
 
