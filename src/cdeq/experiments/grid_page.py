@@ -65,8 +65,9 @@ def listing(
     counts = grid.counts[kind]
     found = {v.name: points_of(results, title, v.name) for v in variants}
     best = {k: _best(metric, [points[k].metric for points in found.values()]) for k in counts}
-    head = ["", *(f"{metric.name} at {k}" for k in counts), f"distance at {reported}"]
-    head += [f"seconds at {reported}"]
+    ends = sorted({min(counts), reported})
+    head = ["", *(f"{metric.name} at {k}" for k in counts)]
+    head += [*(f"distance at {k}" for k in ends), f"seconds at {reported}"]
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for variant in variants:
         points = found[variant.name]
@@ -75,7 +76,7 @@ def listing(
             text = metric.text(points[k].metric, points[k].spread)
             text = f"**{text}**" if points[k].metric == best[k] else text
             cells.append(text + (bracketed(variant.published.get(kind)) if k == reported else ""))
-        cells.append(small_text(points[reported].distance))
+        cells += [small_text(points[k].distance) for k in ends]
         took = seconds_text(points[reported].seconds)
         cells.append(took + bracketed(variant.published_seconds.get(kind)))
         lines.append(f"| {' | '.join(cells)} |")
@@ -132,7 +133,20 @@ def claim(results: Results, grid: Grid, kind: str, title: str, variants: Sequenc
         top = (max if metric.higher_is_better else min)(given, key=lambda name: given[name])
         agrees = "as here" if top == first else "not as here"
         line += f"; in the paper best is {top} ({given[top]:g}), {agrees}"
+    line += _nearest(found, own)
     spread = [p.spread for p in found.values() if p.spread is not None]
     if spread:
-        line += f"; standard deviations over seeds up to {metric.text(max(spread))}"
-    return line + "."
+        return line + f"; standard deviations over seeds up to {metric.text(max(spread))}."
+    return line + "; one seed, so that small differences say nothing."
+
+
+def _nearest(found: Mapping[str, Point], own: str) -> str:
+    """Who ends nearest to the equilibrium, and where the recipe's own choice does."""
+    distances = {name: p.distance for name, p in found.items() if p.distance is not None}
+    if not distances:
+        return ""
+    first = min(distances, key=lambda name: distances[name])
+    line = f"; nearest to the equilibrium is {first} ({small_text(distances[first])})"
+    if own != first and own in distances:
+        line += f", {own} is at {small_text(distances[own])}"
+    return line

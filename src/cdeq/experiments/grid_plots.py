@@ -19,38 +19,64 @@ def draw_grid_plot(
     variants: Mapping[str, Sequence[Variant]],
     path: Path,
 ) -> Path:
-    """One panel a data set."""
-    with saved_figure(path, columns=len(titles)) as axes:
-        for axis, (kind, title) in zip(axes, titles.items(), strict=True):
-            axis.set_title(title)
+    """A column a data set: a heat map, or the metric and below it the distance to the equilibrium."""
+    with saved_figure(path, columns=len(titles), rows=1 if grid.axes else 2) as axes:
+        for number, (kind, title) in enumerate(titles.items()):
+            axes[number].set_title(title)
             if grid.axes:
-                _heat_map(axis, results, grid, kind, title, variants[kind])
+                _heat_map(axes[number], results, grid, kind, title, variants[kind])
             else:
-                _lines(axis, results, title, variants[kind])
+                _metrics(axes[number], results, title, variants[kind])
+                _distances(axes[number + len(titles)], results, title, variants[kind])
     return path
 
 
-def _lines(axis: Any, results: Results, title: str, variants: Sequence[Variant]) -> None:
-    metric, found = metric_of(results, title), curves(results, title)
-    markers = "osD^vPX<>*"
-    for number, variant in enumerate(variants):
-        points = [p for p in found[variant.name] if p.steps and p.metric is not None]
-        axis.plot(
-            [p.steps for p in points],
-            [metric.factor * (p.metric or 0) for p in points],
-            marker=markers[number % len(markers)],
-            label=variant.name,
-        )
+def _metrics(axis: Any, results: Results, title: str, variants: Sequence[Variant]) -> None:
+    metric = metric_of(results, title)
+    found = curves(results, title)
+    _lines(
+        axis,
+        {
+            v.name: {
+                p.steps: metric.factor * p.metric
+                for p in found[v.name]
+                if p.steps and p.metric is not None
+            }
+            for v in variants
+        },
+    )
     converged = results.teacher(title).metric
     if converged is not None:
         axis.axhline(metric.factor * converged, linestyle=":", color="0.4", label="converged")
+    axis.set_ylabel(metric.name + (" (%)" if metric.percent else ""))
+    axis.legend(fontsize="small")
+
+
+def _distances(axis: Any, results: Results, title: str, variants: Sequence[Variant]) -> None:
+    found = curves(results, title)
+    _lines(
+        axis,
+        {v.name: {p.steps: p.distance for p in found[v.name] if p.steps} for v in variants},
+    )
+    axis.set_yscale("log")
+    axis.set_ylabel("distance to the equilibrium")
+
+
+def _lines(axis: Any, found: Mapping[str, Mapping[int, float | None]]) -> None:
+    """A line a variant against evaluations."""
+    markers = "osD^vPX<>*"
+    for number, (name, points) in enumerate(found.items()):
+        axis.plot(
+            list(points),
+            [float("nan") if value is None else value for value in points.values()],
+            marker=markers[number % len(markers)],
+            label=name,
+        )
     axis.set_xscale("log", base=2)
-    ticks = sorted({p.steps for points in found.values() for p in points if p.steps})
+    ticks = sorted({k for points in found.values() for k in points})
     axis.set_xticks(ticks, [str(k) for k in ticks])
     axis.minorticks_off()
     axis.set_xlabel("evaluations")
-    axis.set_ylabel(metric.name + (" (%)" if metric.percent else ""))
-    axis.legend(fontsize="small")
 
 
 def _heat_map(

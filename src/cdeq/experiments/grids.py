@@ -179,15 +179,15 @@ def _time_map(subject: Subject) -> list[Variant]:
 def _recipe(subject: Subject) -> list[Variant]:
     """From the published recipe to ours, one part after another; the last is the subject's own anchored student."""
     anchored = subject.students["anchored"]
-    depth = anchored.whole.depth
+    last = anchored.whole
     own: dict[str, Any] = {
         "states": "own",
-        "depth": depth,
+        "depth": last.depth,
         "backprop": "truncated",
         "augment_probability": 0.0,
     }
     weights = {"boundary": "weights", "gamma": 1.0, "decay": 0.5, "injection": "teacher"}
-    weights |= {"history": "none"}
+    weights |= {"history": last.history, "window": last.window}
     through = {**own, **weights, "backprop": "full"}
     steps: list[tuple[str, dict[str, Any]]] = [
         ("paper", {}),
@@ -293,8 +293,8 @@ GRIDS: dict[str, Grid] = {
             default="anchored",
             notes=(
                 "Each row has all parts above it. Own rollouts: trained on the states the student itself reaches, "
-                "cut at every step. Anchored weights: the boundary holds for the weights, without history, context "
-                "of the teacher. The last row is the subject's own anchored student, which also drops the local loss, "
+                "cut at every step. Anchored weights: the boundary holds for the weights, history and context as in "
+                "the last row. The last row is the subject's own anchored student, which also drops the local loss, "
                 "has its own learning rate and updates, and what the tables say of it.",
             ),
         ),
