@@ -225,6 +225,11 @@ def test_commit(tmp_path):
     [
         (["/usr/bin/cdeq", "demo", "--task", "images"], "cdeq demo --task images"),
         (["/x/src/cdeq/__main__.py", "demo"], "cdeq demo"),
+        (
+            ["cdeq", "reproduce", "beta", "--out", "/my place", "--seeds", "1", "--runs=/x"],
+            "cdeq reproduce beta --seeds 1",
+        ),
+        (["cdeq", "reproduce", "beta", "--data-dir", "--out", "x"], "cdeq reproduce beta"),
         (["/x/bench/speed.py", "--name", "two words"], "python speed.py --name 'two words'"),
     ],
 )

@@ -17,6 +17,7 @@ import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -270,8 +271,15 @@ def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
     return done.stdout.strip()
 
 
+FOLDERS = ("--out", "--runs", "--data-dir")
+"""Options that say where things are."""
+
+
 def current_command(argv: Sequence[str] | None = None) -> str:
-    """The command line as a person would type it: `cdeq demo --task images`."""
+    """The command line as a person would type it: `cdeq demo --task images`.
+
+    Without the folders of this machine, which nobody else has and no figure depends on.
+    """
     program, *arguments = sys.argv if argv is None else argv
     path = Path(program)
     if path.name in ("__main__.py", "cli.py") and path.parent.name == "cdeq":
@@ -280,7 +288,12 @@ def current_command(argv: Sequence[str] | None = None) -> str:
         head = ["python", path.name]
     else:
         head = [path.name]
-    return shlex.join([*head, *arguments])
+    kept = [
+        argument
+        for before, argument in pairwise(["", *arguments])
+        if not {argument.partition("=")[0], before} & set(FOLDERS)
+    ]
+    return shlex.join([*head, *kept])
 
 
 def write_measurements(
