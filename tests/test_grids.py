@@ -262,6 +262,16 @@ def test_a_list_has_every_count_and_the_spread():
     assert "in the paper best is m = 7 (25.93), as here" in line
 
 
+def test_choices_that_differ_by_a_hair_have_no_best():
+    grid = GRIDS["window"]
+    variants = grid.variants(TextCell)
+    rows = [row(v.name, 8, 212.9 + 0.1 * i) for i, v in enumerate(variants)]
+    line = claim(results(rows), grid, "text", "Steps", variants)
+    assert "all choices lie within 0.5% (212.9 to 213.2)" in line
+    assert "here: best" not in line
+    assert "in the paper best is m = 7 (25.93), not as here" in line
+
+
 # As a user runs it.
 
 

@@ -20,6 +20,8 @@ from cdeq.experiments.table import (
 )
 from cdeq.files import atomic_write_text
 
+ALIKE = 0.005
+"""Scores that differ by less than this share are not told apart: seeds of one and the same choice differ as much."""
 BRACKETS = (
     "In brackets what the paper reports for the same choice at its own scale (WikiText-103, ImageNet, ogbn-arxiv): "
     "to compare trends by, not values. Seconds in brackets are those of its own machines."
@@ -124,14 +126,22 @@ def claim(results: Results, grid: Grid, kind: str, title: str, variants: Sequenc
         return f"- {title}: no variant has a score."
     order = sorted(scores, key=lambda name: scores[name], reverse=metric.higher_is_better)
     first, own = order[0], grid.default
-    line = f"- {title}, at {reported} evaluations: best is {first} ({metric.text(scores[first])})"
-    if own != first and own in scores:
+    line = f"- {title}, at {reported} evaluations: "
+    low, high = min(scores.values()), max(scores.values())
+    alike = high - low < ALIKE * abs(scores[first])
+    if alike:
+        line += (
+            f"all choices lie within {100 * ALIKE:g}% ({metric.text(low)} to {metric.text(high)})"
+        )
+    else:
+        line += f"best is {first} ({metric.text(scores[first])})"
+    if not alike and own != first and own in scores:
         place = order.index(own) + 1
         line += f"; {own} is number {place} of {len(order)} ({metric.text(scores[own])})"
     given = {v.name: v.published[kind] for v in variants if kind in v.published}
     if given:
         top = (max if metric.higher_is_better else min)(given, key=lambda name: given[name])
-        agrees = "as here" if top == first else "not as here"
+        agrees = "as here" if top == first and not alike else "not as here"
         line += f"; in the paper best is {top} ({given[top]:g}), {agrees}"
     line += _nearest(found, own)
     spread = [p.spread for p in found.values() if p.spread is not None]
