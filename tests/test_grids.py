@@ -22,7 +22,7 @@ from cdeq.experiments import (
 from cdeq.experiments.compare import SOLVERS
 from cdeq.experiments.graph_subject import GraphSubject
 from cdeq.experiments.graph_tasks import GraphPlan
-from cdeq.experiments.grid_page import claim, listing, matrix
+from cdeq.experiments.grid_page import claim, listing, matrix, told
 from cdeq.experiments.grids import COUNTS, CURVE, GRIDS, KINDS, REPORTED
 from cdeq.experiments.image_cells import ImageCell
 from cdeq.experiments.options import ExperimentError, Options
@@ -234,7 +234,7 @@ def test_a_table_of_two_fields_has_the_papers_figures_in_brackets():
     assert "| lambda_2 \\ lambda_1 | 0 | 0.2 | 0.4 | 0.6 | 0.8 | 1 |" in text
     assert "| 0 | **100.0** (25.7) | 101.0 (25.6) |" in text
     assert "110.0 (25) | 111.0 (25.3) |" in text
-    line = claim(results(rows), grid, "text", "Steps", variants)
+    line = claim(results(rows), grid, "text", "Steps", variants, 20)
     assert "best is lambda_1 = 0, lambda_2 = 0 (100.0)" in line
     assert "lambda_1 = 0.8, lambda_2 = 0.05 is number 11 of 12 (110.0)" in line
     assert "in the paper best is lambda_1 = 0.8, lambda_2 = 0.05 (25), not as here" in line
@@ -257,16 +257,26 @@ def test_a_list_has_every_count_and_the_spread():
     assert body[-1].startswith(
         "| m = 7 | **97.50 ±0.71** | **97.50 ±0.71** | **97.50 ±0.71** (25.93) |"
     )
-    line = claim(found, grid, "text", "Steps", variants)
+    line = claim(found, grid, "text", "Steps", variants, 8)
     assert "best is m = 7" in line
     assert "in the paper best is m = 7 (25.93), as here" in line
+
+
+def test_sentences_are_about_the_papers_count_and_for_our_own_about_the_first_too():
+    for name, counts in {
+        "window": [8],
+        "lambdas": [20],
+        "recipe": [1, 8],
+        "history": [1, 8],
+    }.items():
+        assert told(GRIDS[name], "text", GRIDS[name].variants(TextCell)) == counts
 
 
 def test_choices_that_differ_by_a_hair_have_no_best():
     grid = GRIDS["window"]
     variants = grid.variants(TextCell)
     rows = [row(v.name, 8, 212.9 + 0.1 * i) for i, v in enumerate(variants)]
-    line = claim(results(rows), grid, "text", "Steps", variants)
+    line = claim(results(rows), grid, "text", "Steps", variants, 8)
     assert "all choices lie within 0.5% (212.9 to 213.2)" in line
     assert "here: best" not in line
     assert "in the paper best is m = 7 (25.93), not as here" in line

@@ -42,7 +42,11 @@ def write_grid(
     for kind, title in titles.items():
         lay_out = matrix if grid.axes else listing
         tables[title] = lay_out(results, grid, kind, title, variants[kind])
-    claims = [claim(results, grid, kind, title, variants[kind]) for kind, title in titles.items()]
+    claims = [
+        claim(results, grid, kind, title, variants[kind], k)
+        for kind, title in titles.items()
+        for k in told(grid, kind, variants[kind])
+    ]
     shown = {kind: [v for v in variants[kind] if kind in v.published] for kind in titles}
     notes = [*grid.notes, *([BRACKETS] if any(shown.values()) else [])]
     page = page_of(results, title=grid.title, tables=tables, notes=notes, claims=claims)
@@ -117,16 +121,24 @@ def _best(metric: MetricStyle, values: Sequence[float | None]) -> float | None:
     return (max if metric.higher_is_better else min)(known, default=None)
 
 
-def claim(results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]) -> str:
-    """Which choice is best here, where the recipe's own stands, and which is best in the paper."""
-    metric, reported = metric_of(results, title), grid.reported[kind]
-    found = {v.name: points_of(results, title, v.name)[reported] for v in variants}
+def told(grid: Grid, kind: str, variants: Sequence[Variant]) -> list[int]:
+    """Evaluations that sentences are about: the paper's; of what the paper does not have, the fewest too."""
+    own = not any(kind in v.published for v in variants)
+    return sorted({grid.reported[kind], *([min(grid.counts[kind])] if own else [])})
+
+
+def claim(
+    results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant], steps: int
+) -> str:
+    """Which choice is best after so many steps, where the recipe's own stands, and which is best in the paper."""
+    metric = metric_of(results, title)
+    found = {v.name: points_of(results, title, v.name)[steps] for v in variants}
     scores = {name: p.metric for name, p in found.items() if p.metric is not None}
     if not scores:
         return f"- {title}: no variant has a score."
     order = sorted(scores, key=lambda name: scores[name], reverse=metric.higher_is_better)
     first, own = order[0], grid.default
-    line = f"- {title}, at {reported} evaluations: "
+    line = f"- {title}, at {steps} evaluation{'s' * (steps != 1)}: "
     low, high = min(scores.values()), max(scores.values())
     alike = high - low < ALIKE * abs(scores[first])
     if alike:
