@@ -18,6 +18,11 @@ SHOWN = ("metric", "distance", "f_equivalents")
 GRAPH_METHODS = ("anderson", "ignn_solver", "paper", "anchored")
 GRAPH_COUNTS = (1, 2)
 COMPARED = ("anderson", "hyperdeq", "ignn_solver", "few_step", "paper", "anchored")
+COUNTED = (
+    ("table1", "WikiText-2"),
+    ("table2", "CIFAR-10"),
+    ("table2", "Tiny-ImageNet (40 classes)"),
+)
 METHODS = ("picard", "anderson", "broyden", "hyperdeq", "few_step", "paper", "anchored")
 
 
@@ -154,7 +159,7 @@ def gains(results: Path) -> str:
     return "\n" + "\n".join(lines) + "\n\n"
 
 
-def _at(points: Sequence[Point], steps: int) -> Point:
+def _at(points: Sequence[Point], steps: int | None) -> Point:
     return next(p for p in points if p.steps == steps)
 
 
@@ -188,43 +193,74 @@ def tables_of(results: Path, experiment: str) -> str:
 # Single figures within a sentence.
 
 
-def _point(results: Path, place: str, dataset: str, method: str, steps: int) -> Point:
-    return _at(curves(Results.from_json(results / place), dataset)[method], steps)
+def _small(results: Path, experiment: str) -> Results:
+    return Results.from_json(results / "small" / f"{experiment}.json")
+
+
+def _point(found: Results, dataset: str, method: str, steps: int | None) -> Point:
+    return _at(curves(found, dataset)[method], steps)
+
+
+def _ratio(above: float | None, below: float | None, digits: int = 1) -> str:
+    assert above is not None
+    assert below is not None
+    return f"{above / below:.{digits}f}"
 
 
 def _teacher_memory(results: Path) -> str:
     """By how much the student distilled on the teacher's memory is better, beside its perplexity."""
-    found = Results.from_json(results / "small" / "table1.json")
-    [own, teachers] = [
+    own, teachers = (
         next(
-            r.metric
-            for r in found.rows
-            if (r.method, r.seed, r.steps) == (method, 0, 1) and r.metric
+            row.metric
+            for row in _small(results, "table1").rows
+            if (row.method, row.seed, row.steps) == (method, 0, 1) and row.metric
         )
         for method in ("anchored", "anchored_teacher_memory")
-    ]
+    )
     return f"{own - teachers:.1f} of {own:.0f}"
 
 
-def _points_below(results: Path, dataset: str) -> str:
-    """By how many points the student at one evaluation is below the converged teacher."""
-    found = Results.from_json(results / "small" / "table2.json")
-    reached = _point(results, "small/table2.json", dataset, "anchored", 1).metric
-    converged = found.teacher(dataset).metric
+def _short_of_converged(
+    results: Path, table: str, dataset: str, method: str, steps: int, digits: int = 1
+) -> str:
+    """By how many points of accuracy, or per cent of perplexity, a student is worse than the converged teacher."""
+    found = _small(results, table)
+    reached, converged = (
+        _point(found, dataset, method, steps).metric,
+        found.teacher(dataset).metric,
+    )
     assert reached is not None
     assert converged is not None
-    return f"{100 * (converged - reached):.2f}"
+    if metric_of(found, dataset).percent:
+        return f"{100 * (converged - reached):.{digits}f}"
+    return f"{100 * (reached / converged - 1):.{digits}f}%"
 
 
 def _times_as_far(results: Path, method: str, steps: int) -> str:
     """How much further from the equilibrium a student made from pieces of PubMed is than one of all seen nodes."""
     far, near = (
-        _point(results, "small/inductive.json", "PubMed", m, steps).distance
+        _point(_small(results, "inductive"), "PubMed", m, steps).distance
         for m in (method, "anchored")
     )
-    assert far is not None
-    assert near is not None
-    return f"{far / near:.1f}"
+    return _ratio(far, near)
+
+
+def _times_faster(results: Path, table: str, dataset: str) -> str:
+    """Seconds of Anderson run to its tolerance over those of the student at two evaluations."""
+    found = _small(results, table)
+    solved, student = (
+        _point(found, dataset, m, k).seconds for m, k in (("solved", None), ("anchored", 2))
+    )
+    return _ratio(solved, student)
+
+
+def _nearer_by_weights(results: Path, dataset: str) -> str:
+    """How many times nearer to the equilibrium at eight evaluations anchored weights bring a student."""
+    found = _small(results, "recipe")
+    before, after = (
+        _point(found, dataset, m, 8).distance for m in ("+ own rollouts", "+ anchored weights")
+    )
+    return _ratio(before, after, 0)
 
 
 PLACES: dict[str, Callable[[Path], str]] = {
@@ -243,8 +279,29 @@ PLACES: dict[str, Callable[[Path], str]] = {
     **{f"findings of {name}": partial(findings_of, experiment=name) for name in EXPERIMENTS},
     **{f"tables of {name}": partial(tables_of, experiment=name) for name in EXPERIMENTS},
     "gain of the teacher's memory": _teacher_memory,
-    "points below on CIFAR-10": partial(_points_below, dataset="CIFAR-10"),
+    "points below on CIFAR-10": partial(
+        _short_of_converged,
+        table="table2",
+        dataset="CIFAR-10",
+        method="anchored",
+        steps=1,
+        digits=2,
+    ),
     "times as far from samples": partial(_times_as_far, method="anchored_samples", steps=1),
     "times as far from parts": partial(_times_as_far, method="anchored_parts", steps=1),
+    **{
+        f"Paper short of {dataset}": partial(
+            _short_of_converged, table=table, dataset=dataset, method="paper", steps=8
+        )
+        for table, dataset in COUNTED
+    },
+    **{
+        f"times faster on {dataset}": partial(_times_faster, table=table, dataset=dataset)
+        for table, dataset in COUNTED
+    },
+    **{
+        f"times nearer on {dataset}": partial(_nearer_by_weights, dataset=dataset)
+        for dataset in ("WikiText-2", "CIFAR-10")
+    },
 }
 """What stands between <!-- name --> and <!-- end of name -->."""
