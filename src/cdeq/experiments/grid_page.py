@@ -22,6 +22,10 @@ from cdeq.files import atomic_write_text
 
 ALIKE = 0.005
 """Scores that differ by less than this share are not told apart: seeds of one and the same choice differ as much."""
+ONE_SEED = (
+    "One seed: differences as small as those between the seeds of one and the same student, in tables 1 to 3, say "
+    "nothing."
+)
 BRACKETS = (
     "In brackets what the paper reports for the same choice at its own scale (WikiText-103, ImageNet, ogbn-arxiv): "
     "to compare trends by, not values. Seconds in brackets are those of its own machines."
@@ -49,6 +53,8 @@ def write_grid(
     ]
     shown = {kind: [v for v in variants[kind] if kind in v.published] for kind in titles}
     notes = [*grid.notes, *([BRACKETS] if any(shown.values()) else [])]
+    if len({row.seed for row in results.rows}) == 1:
+        notes.append(ONE_SEED)
     page = page_of(results, title=grid.title, tables=tables, notes=notes, claims=claims)
     atomic_write_text(stem.with_suffix(".md"), page)
     return [
@@ -158,8 +164,8 @@ def claim(
     line += _nearest(found, own)
     spread = [p.spread for p in found.values() if p.spread is not None]
     if spread:
-        return line + f"; standard deviations over seeds up to {metric.text(max(spread))}."
-    return line + "; one seed, so that small differences say nothing."
+        line += f"; standard deviations over seeds up to {metric.text(max(spread))}"
+    return line + "."
 
 
 def _nearest(found: Mapping[str, Point], own: str) -> str:
