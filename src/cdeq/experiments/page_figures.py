@@ -6,11 +6,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from cdeq.experiments.grids import GRIDS
 from cdeq.experiments.image_cells import SHOWN as IMAGE_COUNTS
 from cdeq.experiments.published import TABLES, PublishedTable, bracketed, published_beside
 from cdeq.experiments.reproduce import EXPERIMENTS
 from cdeq.experiments.results import Results
-from cdeq.experiments.table import Point, curves, markdown_table, metric_of, seconds_text, style
+from cdeq.experiments.table import (
+    Point,
+    curves,
+    markdown_table,
+    metric_of,
+    seconds_text,
+    small_text,
+    style,
+)
 from cdeq.experiments.text_cells import SHOWN as TEXT_COUNTS
 
 TASKS = ("images", "text", "graph")
@@ -171,6 +180,28 @@ def _times(pair: Sequence[float | None], higher_is_better: bool) -> float | None
     return first / second if higher_is_better else second / first
 
 
+def ladder(results: Path) -> str:
+    """From the published recipe to ours: the metric at one evaluation, and the distance where the paper reports."""
+    found, grid = _small(results, "recipe"), GRIDS["recipe"]
+    ends = {
+        title: grid.reported[kind] for kind, title in zip(grid.kinds, found.datasets, strict=True)
+    }
+    heads = [
+        head
+        for title, end in ends.items()
+        for head in (f"{title}: {metric_of(found, title).name} at 1", f"distance at {end}")
+    ]
+    lines = [f"| | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for name in dict.fromkeys(row.method for row in found.rows):
+        cells = []
+        for title, end in ends.items():
+            first = _point(found, title, name, 1)
+            cells.append(metric_of(found, title).text(first.metric, first.spread))
+            cells.append(small_text(_point(found, title, name, end).distance))
+        lines.append(f"| {style(name).name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def findings_of(results: Path, experiment: str) -> str:
     """The sentences of an experiment's own page."""
     head = (results / "small" / f"{experiment}.md").read_text("utf-8").partition("\n## ")[0]
@@ -276,6 +307,7 @@ PLACES: dict[str, Callable[[Path], str]] = {
         for t in TABLES
     },
     "gains": gains,
+    "ladder": ladder,
     **{f"findings of {name}": partial(findings_of, experiment=name) for name in EXPERIMENTS},
     **{f"tables of {name}": partial(tables_of, experiment=name) for name in EXPERIMENTS},
     "gain of the teacher's memory": _teacher_memory,
