@@ -169,6 +169,14 @@ def test_the_options_that_the_page_names_exist():
     assert set(re.findall(r"--([a-z][a-z-]+)", page("reproducing"))) <= known
 
 
+def test_every_file_of_the_experiments_has_its_place_in_the_layout():
+    section = page("layout").split("## Inside `experiments/`")[1]
+    named = re.findall(r"`(\w+)`", "".join(line.split(" | ")[0] for line in section.splitlines()))
+    files = {path.stem for path in (ROOT / "src/cdeq/experiments").glob("*.py")} - {"__init__"}
+    assert set(named) == files
+    assert len(named) == len(files)
+
+
 # Scaling out.
 
 
