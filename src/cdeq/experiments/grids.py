@@ -243,7 +243,7 @@ GRIDS: dict[str, Grid] = {
             kinds=("text",),
             variants=_lambdas,
             default="lambda_1 = 0.8, lambda_2 = 0.05",
-            counts={"text": (1, 20)},
+            counts={"text": (20,)},
             reported={"text": 20},
             axes=("lambda_2", "lambda_1"),
             notes=("lambda_1 weighs global against local consistency, lambda_2 the task loss.",),
@@ -268,6 +268,7 @@ GRIDS: dict[str, Grid] = {
             kinds=("text",),
             variants=_gamma_rho,
             default="gamma = 2, rho = 0.1",
+            counts={"text": (8,)},
             axes=("rho", "gamma"),
         ),
         Grid(
@@ -276,6 +277,7 @@ GRIDS: dict[str, Grid] = {
             kinds=("text",),
             variants=_beta,
             default="beta = 0.9",
+            counts={"text": (8,)},
             notes=("One student, used with four clocks: beta takes no part in training.",),
         ),
         Grid(
