@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 
 from cdeq.experiments.cells import CLAIM, CONFIG, RESULT, Cells, digest
 from cdeq.experiments.graph_tasks import GraphPlan
 from cdeq.experiments.options import ExperimentError
+from cdeq.experiments.provenance import peak_megabytes
 from cdeq.solvers import Anderson, Picard
 
 PLAN = GraphPlan(name="blocks", title="Block model", layers={"gcn": 2})
@@ -128,3 +131,11 @@ def test_a_damaged_result_is_named(cells, text):
     assert path.read_text() == text
     path.unlink()
     assert cells.result("a", {"seed": 0}, lambda: 1) == 1
+
+
+def test_a_new_process_does_not_count_the_memory_of_its_parent():
+    held = bytearray(b"x" * (400 * 2**20))
+    code = "from cdeq.experiments.provenance import peak_megabytes; print(peak_megabytes())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 50 < float(done.stdout) < peak_megabytes() - 50
+    assert len(held) == 400 * 2**20

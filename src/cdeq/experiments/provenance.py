@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import sys
 import time
@@ -74,7 +75,13 @@ class TrainingClock:
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has held since it began."""
+    """The most memory that this process has held since it began.
+
+    Linux's ru_maxrss of a new process is at least what its parent held: there the process's own mark is read.
+    """
+    status = Path("/proc/self/status")
+    if status.exists() and (own := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
+        return int(own[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
