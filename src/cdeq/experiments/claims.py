@@ -72,7 +72,8 @@ def student_line(
     found = curves(results, dataset)
     closed = [gap_closed(results, dataset, name, k) for k in (1, 2)]
     shares = " and ".join("–" if c is None else f"{100 * c:.1f}%" for c in closed)
-    lost, compared = [], []
+    lost: dict[str, list[tuple[int, float]]] = {}
+    compared = []
     for k in counts:
         ours = at(found, name, k)
         theirs = [p for rival in rivals if (p := at(found, rival, k)) and p.metric is not None]
@@ -83,7 +84,7 @@ def student_line(
             assert p.metric is not None
             behind = words.worse(ours.metric, p.metric)
             if behind > 0:
-                lost.append(f"{style(p.method).name} at {k} (by {words.amount(behind)})")
+                lost.setdefault(style(p.method).name, []).append((k, behind))
     curve = [p.metric for p in found[name] if p.metric is not None]
     most = max((words.worse(b, a) for a, b in pairwise(curve)), default=0.0)
     trend = (
@@ -92,8 +93,15 @@ def student_line(
         else f"never {words.change}"
     )
     where = ", ".join(map(str, compared))
+    behind_whom = [
+        f"{rival} at {', '.join(str(k) for k, _ in places)} (by {'up to ' * (len(places) > 1)}"
+        f"{words.amount(max(amount for _, amount in places))})"
+        for rival, places in lost.items()
+    ]
     verdict = (
-        f"worse than {', '.join(lost)}" if lost else f"no equilibrium rival is better at {where}"
+        f"worse than {'; '.join(behind_whom)}"
+        if lost
+        else f"no equilibrium rival is better at {where}"
     )
     return (
         f"{style(name).name}: closes {shares} of {words.gap} at 1 and 2 evaluations; {verdict}; "
