@@ -4,13 +4,14 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cdeq.experiments.cells import CLAIM, CONFIG, RESULT, Cells, digest
 from cdeq.experiments.graph_tasks import GraphPlan
 from cdeq.experiments.options import ExperimentError
-from cdeq.experiments.provenance import peak_megabytes
+from cdeq.experiments.provenance import begin_peak, peak_megabytes
 from cdeq.solvers import Anderson, Picard
 
 PLAN = GraphPlan(name="blocks", title="Block model", layers={"gcn": 2})
@@ -135,7 +136,18 @@ def test_a_damaged_result_is_named(cells, text):
 
 def test_a_new_process_does_not_count_the_memory_of_its_parent():
     held = bytearray(b"x" * (400 * 2**20))
-    code = "from cdeq.experiments.provenance import peak_megabytes; print(peak_megabytes())"
+    code = "from cdeq.experiments.provenance import begin_peak, peak_megabytes; print(peak_megabytes())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 50 < float(done.stdout) < peak_megabytes() - 50
     assert len(held) == 400 * 2**20
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux alone forgets a peak")
+def test_a_peak_begins_anew():
+    held = bytearray(b"x" * (300 * 2**20))
+    del held
+    before = begin_peak()
+    assert peak_megabytes() == pytest.approx(before, abs=20)
+    held = bytearray(b"x" * (200 * 2**20))
+    assert 150 < peak_megabytes() - before < 450
+    assert held

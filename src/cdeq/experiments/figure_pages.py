@@ -22,8 +22,8 @@ COST_NOTES = (
 )
 OVERHEAD_NOTES = (
     "A recorded batch: its size on disk (inputs included), the seconds its solve and writing took, and how many states "
-    "it holds; an update of the student, from the log of its training; peak resident memory of a fresh process that "
-    "trained the student for four updates, and how much of it those updates added. The paper's Table 8, on GPUs: "
+    "it holds; an update of the student, from the log of its training; what four updates add to the memory of a fresh "
+    "process, at their peak, and all that it holds then. The paper's Table 8, on GPUs: "
     "WikiText-103 337.2 MB, 1.44 s, 40 points, 3.27 s, 17.0 GB; ImageNet 757.1 MB, 2.61 s, 50, 4.93 s, 20.9 GB; "
     "ogbn-arxiv 173.1 MB, 0.97 s, 30, 1.21 s, 12.9 GB.",
     "Paper stores whole trajectories; Anchored learns from equilibria alone.",

@@ -43,7 +43,7 @@ from cdeq.experiments.grids import KINDS
 from cdeq.experiments.image_cells import ImageCell
 from cdeq.experiments.model_cells import ModelCell, trained_hyperdeq
 from cdeq.experiments.options import Options
-from cdeq.experiments.provenance import peak_megabytes
+from cdeq.experiments.provenance import begin_peak, peak_megabytes
 from cdeq.experiments.results import Results, Row, made_by
 from cdeq.experiments.subjects import (
     Subject,
@@ -241,7 +241,7 @@ def _overhead_of(subject: Subject, name: str) -> dict[str, float]:
     teacher, _ = subject.trained_teacher()
     trained_student(subject, teacher, plan, 0)
     store, seconds = recorded(subject, teacher, plan.whole.store_mode)
-    before = peak_megabytes()
+    before = begin_peak()
     fit_config = replace(subject.student_fit(plan.recipe), updates=4, warmup=0)
     distill(
         teacher,
@@ -250,13 +250,14 @@ def _overhead_of(subject: Subject, name: str) -> dict[str, float]:
         fit_config=fit_config,
         task_loss=subject.task_loss(teacher),
     )
+    peak = peak_megabytes()
     return {
         "storage, MB a batch": stored_megabytes(store.folder) / len(store),
         "generation, s a batch": seconds / len(store),
         "points": float(store.manifest.steps + 1 if plan.whole.store_mode == "full" else 1),
         "update, s": update_seconds(subject, name),
-        "peak memory of updates, MB": peak_megabytes() - before,
-        "peak memory, MB": peak_megabytes(),
+        "memory of updates, MB": peak - before,
+        "peak memory, MB": peak,
     }
 
 

@@ -7,6 +7,7 @@ import re
 import resource
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,15 +76,30 @@ class TrainingClock:
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has held since it began.
+    """The most memory that this process has held since it began, or since `begin_peak`.
 
     Linux's ru_maxrss of a new process is at least what its parent held: there the process's own mark is read.
     """
-    status = Path("/proc/self/status")
-    if status.exists() and (own := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
-        return int(own[1]) / 1024
+    own = _status_megabytes("VmHWM")
+    if own is not None:
+        return own
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def begin_peak() -> float:
+    """What this process holds now, which is its peak from here on where the system lets a peak be forgotten."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return _status_megabytes("VmRSS") or peak_megabytes()
+
+
+def _status_megabytes(field: str) -> float | None:
+    """A field of Linux's /proc/self/status; None elsewhere."""
+    with suppress(OSError):
+        found = re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        return int(found[1]) / 1024 if found else None
+    return None
 
 
 def described(value: Any) -> Any:
