@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdeq.experiments.paper_table import page_of
-from cdeq.experiments.plots import saved_figure
+from cdeq.experiments.plots import captioned, saved_figure
 from cdeq.experiments.results import Results, Row
-from cdeq.experiments.table import curves, seconds_text, small_text, style
+from cdeq.experiments.table import curves, markdown_rows, seconds_text, small_text, style
 from cdeq.files import atomic_write_text
 
 RESIDUAL_NOTES = (
@@ -51,13 +51,6 @@ def written(
     page = page_of(results, title=title, tables=tables, notes=notes, claims=claims)
     atomic_write_text(stem.with_suffix(".md"), page)
     return stem
-
-
-def markdown_rows(head: list[str], rows: list[list[str]]) -> str:
-    """A table whose first column is words and whose others are figures."""
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 def write_residuals(results: Results, folder: Path) -> None:
@@ -112,10 +105,7 @@ def write_residuals(results: Results, folder: Path) -> None:
                     label=look.name,
                 )
             panel.set_yscale("log")
-            panel.set_title(dataset)
-            panel.set_xlabel("evaluations of f")
-            panel.set_ylabel("relative residual")
-            panel.legend(fontsize="small")
+            captioned(panel, dataset, "evaluations of f", "relative residual")
 
 
 def write_cost(results: Results, folder: Path) -> None:
@@ -245,7 +235,4 @@ def write_certified(results: Results, folder: Path) -> None:
                     color=colour,
                 )
             panel.set_xticks(list(places), [t for t, *_ in found])
-            panel.set_title(dataset)
-            panel.set_xlabel("tolerance")
-            panel.set_ylabel("ms a batch")
-            panel.legend(fontsize="small")
+            captioned(panel, dataset, "tolerance", "ms a batch")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from cdeq.equilibrium.contract import check_contract
 from cdeq.experiments.compare import quality, reference, solver_method
-from cdeq.experiments.figure_pages import markdown_rows, written
+from cdeq.experiments.figure_pages import written
 from cdeq.experiments.graph_cells import GraphCell, Measured, plans_of, run_graphs
 from cdeq.experiments.graph_tasks import SCALES, GraphPlan, ignn_task
 from cdeq.experiments.options import Options
-from cdeq.experiments.plots import saved_figure
+from cdeq.experiments.plots import captioned, saved_figure
 from cdeq.experiments.results import Results, Row
-from cdeq.experiments.table import curves, metric_of
+from cdeq.experiments.table import curves, markdown_rows, metric_of
 from cdeq.experiments.table3 import SHOWN
 from cdeq.experiments.train import teacher_result, train_teacher
 from cdeq.solvers import Picard
@@ -131,10 +131,7 @@ def write_teachers(results: Results, folder: Path) -> None:
                     marker="o",
                     label=name,
                 )
-            panel.set_title(dataset)
-            panel.set_xlabel("Picard steps")
-            panel.set_ylabel("accuracy (%)")
-            panel.legend(fontsize="small")
+            captioned(panel, dataset, "Picard steps", "accuracy (%)")
 
 
 def _validation(results: Results, dataset: str, name: str) -> float:

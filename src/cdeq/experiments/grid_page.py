@@ -14,6 +14,7 @@ from cdeq.experiments.table import (
     MetricStyle,
     Point,
     curves,
+    markdown_rows,
     metric_of,
     seconds_text,
     small_text,
@@ -80,7 +81,7 @@ def listing(
     ends = sorted({min(counts), reported})
     head = ["", *(f"{metric.name} at {k}" for k in counts)]
     head += [*(f"distance at {k}" for k in ends), f"seconds at {reported}"]
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    rows = []
     for variant in variants:
         points = found[variant.name]
         cells = [variant.name]
@@ -91,8 +92,8 @@ def listing(
         cells += [small_text(points[k].distance) for k in ends]
         took = seconds_text(points[reported].seconds)
         cells.append(took + bracketed(variant.published_seconds.get(kind)))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return markdown_rows(head, rows)
 
 
 def matrix(results: Results, grid: Grid, kind: str, title: str, variants: Sequence[Variant]) -> str:
@@ -105,12 +106,7 @@ def matrix(results: Results, grid: Grid, kind: str, title: str, variants: Sequen
     found = {cell: points_of(results, title, v.name)[reported] for cell, v in places.items()}
     best = _best(metric, [p.metric for p in found.values()])
     down, across = grid.axes
-    lines = [
-        f"{metric.name} at {reported} evaluations:",
-        "",
-        f"| {down} \\ {across} | {' | '.join(columns)} |",
-        "|---|" + "---:|" * len(columns),
-    ]
+    lines = []
     for row in rows:
         cells = [row]
         for column in columns:
@@ -118,8 +114,9 @@ def matrix(results: Results, grid: Grid, kind: str, title: str, variants: Sequen
             text = metric.text(p.metric, p.spread)
             text = f"**{text}**" if p.metric == best else text
             cells.append(text + bracketed(places[row, column].published.get(kind)))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    table = markdown_rows([f"{down} \\ {across}", *columns], lines)
+    return f"{metric.name} at {reported} evaluations:\n\n{table}"
 
 
 def _best(metric: MetricStyle, values: Sequence[float | None]) -> float | None:

@@ -26,14 +26,10 @@ from cdeq.experiments.image_cells import ImageCell
 from cdeq.experiments.image_scales import SCALES as IMAGES
 from cdeq.experiments.model_cells import ModelCell
 from cdeq.experiments.options import ExperimentError, Options
-from cdeq.experiments.pieces import Piece, scored
+from cdeq.experiments.pieces import REPEATS, Piece, scored
 from cdeq.experiments.results import (
     Results,
     Row,
-    current_command,
-    current_commit,
-    current_hardware,
-    joined,
     made_by,
 )
 from cdeq.experiments.subjects import (
@@ -47,8 +43,6 @@ from cdeq.experiments.subjects import (
 from cdeq.experiments.text_cells import TextCell
 from cdeq.experiments.text_plans import SCALES as TEXTS
 from cdeq.experiments.workers import worked
-
-REPEATS = 5
 
 
 def subjects_of(options: Options, kinds: Sequence[str]) -> dict[str, Subject]:
@@ -157,9 +151,7 @@ def run_grid(grid: Grid, options: Options) -> Results:
     results = Results(
         experiment=grid.experiment,
         scale=options.scale,
-        commit=joined([*(f["commit"] for f in found), current_commit()]),
-        command=joined([*(f["command"] for f in found), current_command()]),
-        hardware=current_hardware(),
+        **made_by(found),
         teachers=tuple(teacher_result(subjects[kind], teachers[kind]) for kind in subjects),
         rows=tuple(rows),
     )

@@ -14,6 +14,7 @@ from cdeq.experiments.results import Results
 from cdeq.experiments.table import (
     Point,
     curves,
+    markdown_rows,
     markdown_table,
     metric_of,
     seconds_text,
@@ -35,6 +36,18 @@ COUNTED = (
 METHODS = ("picard", "anderson", "broyden", "hyperdeq", "few_step", "paper", "anchored")
 
 
+def _small(results: Path, experiment: str) -> Results:
+    return Results.from_json(results / "small" / f"{experiment}.json")
+
+
+def _point(found: Results, dataset: str, method: str, steps: int | None) -> Point:
+    return _at(curves(found, dataset)[method], steps)
+
+
+def _at(points: Sequence[Point], steps: int | None) -> Point:
+    return next(p for p in points if p.steps == steps)
+
+
 def demo_figures(results: Path) -> str:
     """The tables of the three demos, with a heading each."""
     parts = []
@@ -47,18 +60,15 @@ def demo_figures(results: Path) -> str:
 
 def graph_figures(results: Path) -> str:
     """Accuracy on the real graphs: a line a graph, a column a method and number of evaluations."""
-    found = Results.from_json(results / "small" / "table3.json")
+    found = _small(results, "table3")
     heads = [f"{style(method).name}, {k}" for k in GRAPH_COUNTS for method in GRAPH_METHODS]
-    lines = [
-        "| graph | IGNN, converged | " + " | ".join(heads) + " |",
-        "|---|---:|" + "---:|" * len(heads),
-    ]
+    rows = []
     for dataset in found.datasets:
         metric, teacher = metric_of(found, dataset), found.teacher(dataset)
         by = curves(found, dataset)
         cells = []
         for k in GRAPH_COUNTS:
-            points = [next(p for p in by[method] if p.steps == k) for method in GRAPH_METHODS]
+            points = [_at(by[method], k) for method in GRAPH_METHODS]
             best = max(p.metric or 0.0 for p in points)
             texts = [metric.text(p.metric, p.spread) for p in points]
             cells += [
@@ -66,31 +76,27 @@ def graph_figures(results: Path) -> str:
                 for text, p in zip(texts, points, strict=True)
             ]
         converged = f"{metric.text(teacher.metric)} ({teacher.steps:.0f} steps)"
-        lines.append(f"| {dataset} | {converged} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([dataset, converged, *cells])
+    return markdown_rows(["graph", "IGNN, converged", *heads], rows)
 
 
 def counted_figures(
     results: Path, table: str, counts: Sequence[int], methods: Sequence[str]
 ) -> str:
     """A table's metric on each of its data sets: a line a method, a column a number of evaluations."""
-    found = Results.from_json(results / "small" / f"{table}.json")
+    found = _small(results, table)
     parts = []
     for dataset in found.datasets:
         metric, teacher = metric_of(found, dataset), found.teacher(dataset)
         by = curves(found, dataset)
-        lines = [
-            f"{dataset}; the converged teacher: {metric.text(teacher.metric)} in {teacher.steps:.0f} steps.",
-            "",
-            "| method | " + " | ".join(map(str, counts)) + " | seconds a batch at 1 |",
-            "|---|" + "---:|" * (len(counts) + 1),
-        ]
+        rows = []
         for method in methods:
             at = {p.steps: p for p in by[method]}
             cells = [metric.text(at[k].metric, at[k].spread) for k in counts]
-            cells.append(seconds_text(at[1].seconds))
-            lines.append(f"| {style(method).name} | {' | '.join(cells)} |")
-        parts.append("\n".join(lines) + "\n")
+            rows.append([style(method).name, *cells, seconds_text(at[1].seconds)])
+        converged = f"{metric.text(teacher.metric)} in {teacher.steps:.0f} steps"
+        table = markdown_rows(["method", *map(str, counts), "seconds a batch at 1"], rows)
+        parts.append(f"{dataset}; the converged teacher: {converged}.\n\n{table}")
     return "\n".join(parts)
 
 
@@ -99,7 +105,7 @@ def beside_paper(results: Path, table: str, quantity: str = "metric") -> str:
 
     `quantity` is metric or seconds.
     """
-    found = Results.from_json(results / "small" / f"{table}.json")
+    found = _small(results, table)
     parts = []
     for dataset in found.datasets:
         metric, teacher = metric_of(found, dataset), found.teacher(dataset)
@@ -107,10 +113,7 @@ def beside_paper(results: Path, table: str, quantity: str = "metric") -> str:
         counts = _counts_of_the_paper(by["paper"], beside)
         what = metric.name if quantity == "metric" else "time of a batch"
         head = f"{dataset}, {what} at" + (f" ({beside.data} in brackets)" if beside else "")
-        lines = [
-            f"| {head} | " + " | ".join(map(str, counts)) + " |",
-            "|---|" + "---:|" * len(counts),
-        ]
+        rows = []
         for method in (method for method in COMPARED if method in by):
             at = {p.steps: p for p in by[method]}
             texts = [
@@ -123,8 +126,8 @@ def beside_paper(results: Path, table: str, quantity: str = "metric") -> str:
                 getattr(beside.figure(method, k), quantity) if beside else None for k in counts
             ]
             cells = [text + bracketed(f) for text, f in zip(texts, figures, strict=True)]
-            lines.append(f"| {style(method).name} | {' | '.join(cells)} |")
-        part = "\n".join(lines) + "\n"
+            rows.append([style(method).name, *cells])
+        part = markdown_rows([head, *map(str, counts)], rows)
         if quantity == "metric":
             converged = f"{metric.text(teacher.metric)} in {teacher.steps:.0f} steps"
             part += f"\nThe converged teacher: {converged}.\n"
@@ -142,34 +145,25 @@ def _counts_of_the_paper(points: Sequence[Point], beside: PublishedTable | None)
 
 def gains(results: Path) -> str:
     """How many times better than the teacher's solver with the same one or two evaluations; the paper's in brackets."""
-    heads = [f"{style(method).name}, {k}" for method in ("paper", "anchored") for k in (1, 2)]
-    lines = [
-        f"| times better than Anderson | {' | '.join(heads)} |",
-        "|---|" + "---:|" * len(heads),
-    ]
+    shown = [(method, k) for method in ("paper", "anchored") for k in (1, 2)]
+    rows = []
     for table in TABLES:
-        found = Results.from_json(results / "small" / f"{table}.json")
+        found = _small(results, table)
         for dataset in found.datasets:
-            higher = metric_of(found, dataset).higher_is_better
-            by, beside = curves(found, dataset), published_beside(found, dataset)
-            cells = []
-            for method in ("paper", "anchored"):
-                for k in (1, 2):
-                    ours = [_at(by[m], k).metric for m in (method, "anderson")]
-                    theirs = [
-                        beside.figure(m, k).metric if beside else None for m in (method, "anderson")
-                    ]
-                    gain, published = _times(ours, higher), _times(theirs, higher)
-                    cells.append(
-                        f"{gain:.2f}" + ("" if published is None else f" ({published:.1f})")
-                    )
+            beside = published_beside(found, dataset)
             name = f"{dataset} ({beside.data})" if beside else dataset
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n" + "\n".join(lines) + "\n\n"
+            rows.append([name, *(_gain(found, dataset, method, k) for method, k in shown)])
+    heads = [f"{style(method).name}, {k}" for method, k in shown]
+    return "\n" + markdown_rows(["times better than Anderson", *heads], rows) + "\n"
 
 
-def _at(points: Sequence[Point], steps: int | None) -> Point:
-    return next(p for p in points if p.steps == steps)
+def _gain(found: Results, dataset: str, method: str, steps: int) -> str:
+    """A student's metric over that of Anderson, ours and the paper's."""
+    higher, beside = metric_of(found, dataset).higher_is_better, published_beside(found, dataset)
+    pair = (method, "anderson")
+    ours = _times([_point(found, dataset, m, steps).metric for m in pair], higher)
+    theirs = _times([beside.figure(m, steps).metric for m in pair], higher) if beside else None
+    return f"{ours:.2f}" + ("" if theirs is None else f" ({theirs:.1f})")
 
 
 def _times(pair: Sequence[float | None], higher_is_better: bool) -> float | None:
@@ -191,22 +185,15 @@ def ladder(results: Path) -> str:
         for title, end in ends.items()
         for head in (f"{title}: {metric_of(found, title).name} at 1", f"distance at {end}")
     ]
-    lines = [f"| | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    rows = []
     for name in dict.fromkeys(row.method for row in found.rows):
         cells = []
         for title, end in ends.items():
             first = _point(found, title, name, 1)
             cells.append(metric_of(found, title).text(first.metric, first.spread))
             cells.append(small_text(_point(found, title, name, end).distance))
-        lines.append(f"| {style(name).name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def findings_of(results: Path, experiment: str) -> str:
-    """The sentences of an experiment's own page."""
-    head = (results / "small" / f"{experiment}.md").read_text("utf-8").partition("\n## ")[0]
-    lines = [line for line in head.splitlines() if line.startswith("- ")]
-    return "\n" + "\n".join(lines) + "\n\n"
+        rows.append([style(name).name, *cells])
+    return markdown_rows(["", *heads], rows)
 
 
 def tables_of(results: Path, experiment: str) -> str:
@@ -222,14 +209,6 @@ def tables_of(results: Path, experiment: str) -> str:
 
 
 # Single figures within a sentence.
-
-
-def _small(results: Path, experiment: str) -> Results:
-    return Results.from_json(results / "small" / f"{experiment}.json")
-
-
-def _point(found: Results, dataset: str, method: str, steps: int | None) -> Point:
-    return _at(curves(found, dataset)[method], steps)
 
 
 def _ratio(above: float | None, below: float | None, digits: int = 1) -> str:
@@ -308,7 +287,6 @@ PLACES: dict[str, Callable[[Path], str]] = {
     },
     "gains": gains,
     "ladder": ladder,
-    **{f"findings of {name}": partial(findings_of, experiment=name) for name in EXPERIMENTS},
     **{f"tables of {name}": partial(tables_of, experiment=name) for name in EXPERIMENTS},
     "gain of the teacher's memory": _teacher_memory,
     "points below on CIFAR-10": partial(

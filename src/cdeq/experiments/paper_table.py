@@ -13,6 +13,7 @@ from cdeq.experiments.table import (
     Point,
     cost_text,
     curves,
+    markdown_rows,
     metric_of,
     seconds_text,
     small_text,
@@ -57,7 +58,7 @@ def paper_table(
     ranked = any(p.top5 is not None for points in found.values() for p in points)
     head = ["model", "parameters", "evaluations", metric.name, *(["top 5"] if ranked else [])]
     head += ["distance", "seconds", "cost in steps", "gap closed"]
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    rows = []
     for k in (None, *shown):
         block = [p for points in found.values() for p in points if p.steps == k]
         scores = [p.metric for p in block if p.metric is not None]
@@ -86,8 +87,8 @@ def paper_table(
                 cost_text(p.f_equivalents),
                 "–" if closed is None else f"{round(100 * closed)}%",
             ]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            rows.append(cells)
+    return markdown_rows(head, rows)
 
 
 def brackets_note(results: Results) -> list[str]:

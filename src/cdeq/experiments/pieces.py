@@ -36,10 +36,6 @@ from cdeq.experiments.results import (
     Results,
     Row,
     TeacherResult,
-    current_command,
-    current_commit,
-    current_hardware,
-    joined,
     made_by,
 )
 from cdeq.experiments.subjects import (
@@ -304,9 +300,7 @@ def table_of(cells: Sequence[ModelCell], experiment: str) -> Results:
     return Results(
         experiment=experiment,
         scale=options.scale,
-        commit=joined([*(score["commit"] for score in found.values()), current_commit()]),
-        command=joined([*(score["command"] for score in found.values()), current_command()]),
-        hardware=current_hardware(),
+        **made_by(found.values()),
         teachers=tuple(teachers),
         rows=tuple(rows),
     )

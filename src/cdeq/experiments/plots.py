@@ -99,6 +99,14 @@ def saved_figure(path: Path, columns: int, rows: int = 1) -> Iterator[list["Axes
     figure.savefig(path, dpi=130, facecolor="white")
 
 
+def captioned(panel: "Axes", title: str, x: str, y: str) -> None:
+    """A panel's title, axes and legend."""
+    panel.set_title(title)
+    panel.set_xlabel(x)
+    panel.set_ylabel(y)
+    panel.legend(fontsize="small")
+
+
 def slug(name: str) -> str:
     """A name as part of a file name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "dataset"

@@ -165,11 +165,15 @@ class Results:
             raise ResultsError(f"{path}: {error}") from error
 
 
-def made_by() -> dict[str, Any]:
-    """The commit, command and hardware of this process: what every measurement is kept with."""
+def made_by(parts: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
+    """The commit, command and hardware of this process: what every measurement is kept with.
+
+    Of a result that is put together from `parts`, their commits and commands come first.
+    """
+    found = list(parts)
     return {
-        "commit": current_commit(),
-        "command": current_command(),
+        "commit": joined([*(part["commit"] for part in found), current_commit()]),
+        "command": joined([*(part["command"] for part in found), current_command()]),
         "hardware": current_hardware(),
     }
 

@@ -1,7 +1,7 @@
 """Results as tables, for the terminal and for Markdown; and the names and numbers both share."""
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
 
@@ -339,6 +339,13 @@ def results_table(
         )
         last = method
     return table
+
+
+def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table whose first column is words and whose others are figures."""
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def markdown_table(results: Results, dataset: str, shown: Sequence[str] = QUANTITIES) -> str:
