@@ -7,10 +7,10 @@ TASK ?= images
 
 .PHONY: demo test lint format docs bench bench-graphs results clean
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[dev]' -e ./experiments
 	touch $(READY)
 
 demo: $(READY)
@@ -23,12 +23,12 @@ test: $(READY)
 # Not the README, whose code has its comments in a column.
 lint: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff format --check src experiments tests bench examples
 	$(BIN)/mypy
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format src tests bench examples
+	$(BIN)/ruff format src experiments tests bench examples
 
 # Strict: a link that leads nowhere, or a page that nothing leads to, is an error.
 docs: $(READY)
@@ -62,7 +62,7 @@ results: $(READY)
 	  cp runs/demo-$$task/results.json results/tiny/demo-$$task.json && \
 	  cp runs/demo-$$task/*-$$task.png results/tiny/demo-$$task.png || exit 1; \
 	done
-	$(BIN)/python -m cdeq.experiments.fill README.md docs/*.md
+	$(BIN)/python -m cdeq_experiments.fill README.md docs/*.md
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build site src/*.egg-info

@@ -31,7 +31,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cdeq.consistency.distill import distill
+from cdeq.consistency.distillation import distill
 from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
@@ -39,17 +39,16 @@ from cdeq.data.block_model import block_model
 from cdeq.data.graphs import Graph, NodeTask
 from cdeq.data.sparse import csr_from_pointers
 from cdeq.data.subgraphs import cut_fraction, part_tasks, partition, sampled_task
-from cdeq.experiments.compare import (
+from cdeq.evaluation.comparison import (
     median_seconds,
     quality,
     reference,
     solver_method,
     student_method,
 )
-from cdeq.experiments.graph_tasks import labelled
-from cdeq.experiments.metrics import accuracy
-from cdeq.experiments.provenance import peak_megabytes
-from cdeq.experiments.results import write_measurements
+from cdeq.evaluation.metrics import accuracy
+from cdeq.evaluation.provenance import peak_megabytes
+from cdeq.evaluation.results import write_measurements
 from cdeq.gradients import Implicit
 from cdeq.models.graph.ignn import IGNN, GraphContext
 from cdeq.solvers import Anderson, Picard, solve_model
@@ -57,8 +56,9 @@ from cdeq.training.draws import numbered_generator
 from cdeq.training.log import LOG
 from cdeq.training.loop import FitConfig, fit
 from cdeq.training.task_loss import cross_entropy
-from cdeq.training.teach import TeachConfig, teach
+from cdeq.training.teaching import TeachConfig, teach
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
+from cdeq_experiments.graph_tasks import labelled
 
 SIZES = (10_000, 30_000, 100_000, 169_343, 300_000, 1_000_000)
 SOLVE_TOL = 1e-4

@@ -28,11 +28,11 @@ from torch.nn import functional
 from cdeq.data.image_folders import IMAGENET_STANDARD, FolderBatches, FolderImages
 from cdeq.data.image_sets import read_class_folders
 from cdeq.data.images import Images
-from cdeq.experiments.compare import median_times
-from cdeq.experiments.image_scales import SCALES
-from cdeq.experiments.results import write_measurements
+from cdeq.evaluation.comparison import median_times
+from cdeq.evaluation.results import write_measurements
 from cdeq.files import atomic_write_text
 from cdeq.training.images import ImageBatches
+from cdeq_experiments.image_scales import SCALES
 
 UPDATE = "one update, 32 px"
 STEPS = 4

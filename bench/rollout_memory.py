@@ -26,12 +26,12 @@ import torch
 from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
-from cdeq.experiments.image_scales import SCALES
-from cdeq.experiments.provenance import peak_megabytes
-from cdeq.experiments.results import write_measurements
+from cdeq.evaluation.provenance import peak_megabytes
+from cdeq.evaluation.results import write_measurements
 from cdeq.files import atomic_write_text
 from cdeq.training.task_loss import cross_entropy
 from cdeq.trajectories import record
+from cdeq_experiments.image_scales import SCALES
 
 MODES = ("full", "checkpointed", "truncated")
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from cdeq.consistency.recipes import Recipe, recipe_named
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
-from cdeq.experiments.compare import median_times
-from cdeq.experiments.results import write_measurements
+from cdeq.evaluation.comparison import median_times
+from cdeq.evaluation.results import write_measurements
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
 

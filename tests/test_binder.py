@@ -20,10 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdeq.experiments.binder import write_binder as bind
-from cdeq.experiments.markdown import Bullets, Grid, Heading, Paragraph, inline, read_markdown
-from cdeq.experiments.paper_table import write_table
-from cdeq.experiments.results import Results, Row, TeacherResult
+from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq_experiments.binder import write_binder as bind
+from cdeq_experiments.markdown import Bullets, Grid, Heading, Paragraph, inline, read_markdown
+from cdeq_experiments.paper_table import write_table
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "<script>alert('x')</script> & \"Co\" <img src=x onerror=alert(1)>"

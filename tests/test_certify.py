@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from cdeq.consistency.calibrate import STRENGTHS
+from cdeq.consistency.calibration import STRENGTHS
 from cdeq.consistency.certify import certified_solve, plan_handover, planned_steps
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
@@ -227,7 +227,7 @@ def mean_log_distance(student, data, steps):
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
 @pytest.mark.parametrize("decay", [0.3, 0.9])
 def test_calibration_never_makes_it_worse(monkeypatch, kind, name, noise, decay):
-    module = __import__("sys").modules["cdeq.consistency.calibrate"]
+    module = __import__("sys").modules["cdeq.consistency.calibration"]
     monkeypatch.setattr(module, "plan_handover", lambda student, inputs: {0.5: 1})
     student, data = make(kind, name, noise, decay=decay), batches(2)
     before = mean_log_distance(student, data, 4)

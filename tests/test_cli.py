@@ -11,7 +11,7 @@ import pytest
 from cdeq import cli
 from cdeq.consistency.recipes import RecipeError
 from cdeq.consistency.saving import StudentFolderError
-from cdeq.experiments.results import Results, ResultsError
+from cdeq.evaluation.results import Results, ResultsError
 from cdeq.training import CheckpointError
 from cdeq.trajectories import DamagedStore, StoreError
 
@@ -108,7 +108,7 @@ def test_the_saved_student_can_be_used(graph_demo):
     import torch
 
     from cdeq import Student
-    from cdeq.experiments.demo_tasks import graph
+    from cdeq.demo.tasks import graph
 
     student = Student.load(graph_demo[0] / "runs" / "demo-graph" / "student-anchored")
     x, _ = graph(0).test[0]
@@ -204,9 +204,7 @@ def test_another_seed_has_another_folder():
 )
 def test_a_missing_extra_is_found_before_training(task, module, package, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(
-        "cdeq.experiments.demo.run_demo", lambda *a, **k: pytest.fail("training began")
-    )
+    monkeypatch.setattr("cdeq.demo.run.run_demo", lambda *a, **k: pytest.fail("training began"))
     assert cli.main(["demo", "--task", task]) == 1
     shown = capsys.readouterr().err
     assert package in shown
@@ -224,7 +222,7 @@ def test_threads_are_set_only_when_asked_for(arguments, expected, monkeypatch):
         raise Stop
 
     monkeypatch.setattr("torch.set_num_threads", asked.append)
-    monkeypatch.setattr("cdeq.experiments.demo.run_demo", stop)
+    monkeypatch.setattr("cdeq.demo.run.run_demo", stop)
     with pytest.raises(Stop):
         cli.main(["demo", "--task", "graph", *arguments])
     assert asked == expected

@@ -12,9 +12,9 @@ import torch
 from torch import distributed as dist
 
 from cdeq import cli
-from cdeq.experiments.cells import Cells
-from cdeq.experiments.crew import Crew
-from cdeq.experiments.results import Results
+from cdeq.evaluation.results import Results
+from cdeq_experiments.cells import Cells
+from cdeq_experiments.crew import Crew
 from test_grids import small
 
 ARGUMENTS = ("reproduce", "beta", "--scale", "tiny", "--only", "text", "--seeds", "2")

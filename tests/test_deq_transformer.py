@@ -15,12 +15,12 @@ from cdeq import FitConfig, distill, record, teach
 from cdeq.data.text import Corpus, Streams, Vocabulary
 from cdeq.equilibrium.contract import check_contract
 from cdeq.equilibrium.memory import Remembering, Segment
-from cdeq.experiments.text_plans import SCALES
-from cdeq.gradients import Implicit, Unrolled, equilibrium, jacobian_penalty
+from cdeq.gradients import Implicit, Unrolled, jacobian_penalty, solve_with_gradient
 from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.models.text.relative import sinusoids
 from cdeq.solvers import Anderson, Picard, solve_model
 from cdeq.training.segments import CarriedMemory, full_memory
+from cdeq_experiments.text_plans import SCALES
 
 WORDS, WIDTH, HEADS, INNER, LENGTH = 50, 16, 2, 24, 12
 SETTLING = {"keep": 0.5, "direct": True}
@@ -411,7 +411,7 @@ def test_implicit_gradients_are_those_of_a_long_unrolled_solve(form):
     ):
         model.zero_grad()
         context = model.inject(Segment(tokens, memory))
-        solution = equilibrium(
+        solution = solve_with_gradient(
             model, context, solver=Anderson(), gradient=gradient, tol=1e-13, max_steps=400
         )
         model.loss(model.readout(solution.state, context), targets).backward()
@@ -433,7 +433,7 @@ def test_gradients_pass_through_the_keys_and_values_of_the_memory():
         context = model.inject(Segment(tokens, memory))
         if cut:
             context = context._replace(keys=context.keys.detach(), values=context.values.detach())
-        solution = equilibrium(
+        solution = solve_with_gradient(
             model, context, solver=Anderson(), gradient=Implicit(tol=1e-12), tol=1e-12
         )
         solution.state[..., 0].sum().backward()

@@ -25,7 +25,7 @@ SHORT = FitConfig(updates=6, checkpoint_every=2, log_every=1)
 @pytest.fixture
 def unplanned(monkeypatch):
     """Leave out the choice of a plan for certified solving, which these tests do not look at."""
-    module = __import__("sys").modules["cdeq.consistency.distill"]
+    module = __import__("sys").modules["cdeq.consistency.distillation"]
     monkeypatch.setattr(module, "plan_handover", lambda student, inputs: {})
 
 

@@ -24,10 +24,10 @@ import cdeq
 from cdeq.cli import NEEDED, Reproduce
 from cdeq.consistency.boundary import out_coefficient
 from cdeq.consistency.clock import inference_fraction
-from cdeq.experiments.grids import GRIDS
-from cdeq.experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
 from cdeq.training import CheckpointError
 from cdeq.training.parallel import process_rank
+from cdeq_experiments.grids import GRIDS
+from cdeq_experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -14,26 +14,26 @@ from rich.console import Console
 
 from cdeq.consistency.recipes import recipe_named
 from cdeq.consistency.student import Student
+from cdeq.demo.task import DistillPlan, Task
+from cdeq.demo.tasks import DEMO_TASKS
 from cdeq.equilibrium.contract import from_functions
-from cdeq.experiments.certified import compare_certified
-from cdeq.experiments.compare import (
+from cdeq.evaluation.certified import compare_certified
+from cdeq.evaluation.comparison import (
     STEPS,
     compare,
+    find_equilibria,
+    measure_quality,
     median_seconds,
-    quality,
-    reference,
     solver_method,
     student_method,
 )
-from cdeq.experiments.demo_tasks import DEMO_TASKS
-from cdeq.experiments.metrics import accuracy, perplexity
-from cdeq.experiments.provenance import TRAINING, described, making_notes, recipes_of
-from cdeq.experiments.task import DistillPlan, Task
-from cdeq.experiments.train import train_teacher
+from cdeq.evaluation.metrics import accuracy, perplexity
+from cdeq.evaluation.provenance import TRAINING, described, making_notes, recipes_of
 from cdeq.solvers import Anderson, Picard
 from cdeq.training.loop import FitConfig
 from cdeq.training.task_loss import IGNORED
-from cdeq.training.teach import TeachConfig
+from cdeq.training.teaching import TeachConfig
+from cdeq_experiments.train import train_teacher
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,7 +78,7 @@ def test_perplexity_is_that_of_the_summed_loss():
 
 def test_the_reference_is_the_closed_form():
     model, _ = contraction()
-    known = reference(model, batches(), accuracy())
+    known = find_equilibria(model, batches(), accuracy())
     for star, (x, _) in zip(known.states, batches(), strict=True):
         torch.testing.assert_close(star, 2 * x, rtol=1e-4, atol=1e-4)
     assert known.metric == 1.0
@@ -89,7 +89,9 @@ def test_the_reference_is_the_closed_form():
 def test_quality_of_picard_is_its_contraction_factor():
     model, _ = contraction(0.5)
     stars = [2 * x for x, _ in batches()]
-    scores = quality(solver_method(model, Picard()), model, batches(), stars, accuracy(), (1, 2, 3))
+    scores = measure_quality(
+        solver_method(model, Picard()), model, batches(), stars, accuracy(), (1, 2, 3)
+    )
     for k in (1, 2, 3):
         assert scores[k].distance == pytest.approx(0.5**k, rel=1e-4)
     # z_1 = x, f(z_1) = 1.5 x
@@ -258,20 +260,20 @@ def cut_at(update):
 
 
 def test_the_seconds_of_training_survive_a_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr("cdeq.experiments.provenance.current_commit", lambda: "first")
+    monkeypatch.setattr("cdeq.evaluation.provenance.current_commit", lambda: "first")
     with pytest.raises(Cut):
         train_teacher(toy_task(), tmp_path, 0, cut_at(15))
     first = json.loads((tmp_path / TRAINING).read_text())
     assert first["seconds"] > 0
     assert not first["finished"]
 
-    monkeypatch.setattr("cdeq.experiments.provenance.current_commit", lambda: "second")
+    monkeypatch.setattr("cdeq.evaluation.provenance.current_commit", lambda: "second")
     _, done = train_teacher(toy_task(), tmp_path, 0, None)
     assert done.seconds > first["seconds"]
     assert done.commits == ("first", "second")
     assert done.finished
 
-    monkeypatch.setattr("cdeq.experiments.provenance.current_commit", lambda: "third")
+    monkeypatch.setattr("cdeq.evaluation.provenance.current_commit", lambda: "third")
     _, again = train_teacher(toy_task(), tmp_path, 0, None)
     assert again == done
 

@@ -15,7 +15,14 @@ from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph, normalised_adjacency
 from cdeq.data.sparse import SparseMatrix, csr_from_pointers, row_indices, transposed
-from cdeq.models.graph.explicit import (
+from cdeq_experiments.rivals.gpm import (
+    GPM,
+    anonymous_paths,
+    distinct_paths,
+    random_walks,
+    read_paths,
+)
+from cdeq_experiments.rivals.graph_convolutions import (
     GAT,
     GCN,
     GCNII,
@@ -24,7 +31,6 @@ from cdeq.models.graph.explicit import (
     explicit_loss,
     masked_logits,
 )
-from cdeq.models.graph.gpm import GPM, anonymous_paths, distinct_paths, random_walks, read_paths
 
 NODES, FEATURES, CLASSES = 12, 7, 3
 SMALL_GPM = {"width": 8, "patterns": 4, "length": 3, "heads": 2}

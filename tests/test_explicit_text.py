@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from cdeq.models.text.convolutional import TCN, CausalConv, GatedConvNet
-from cdeq.models.text.recurrent import QRNN, forget_pool, locked_dropout
 from cdeq.models.text.relative import sinusoids
-from cdeq.models.text.transformer_xl import TransformerXL
+from cdeq_experiments.rivals.qrnn import QRNN, forget_pool, locked_dropout
+from cdeq_experiments.rivals.text_convolutions import TCN, CausalConv, GatedConvNet
+from cdeq_experiments.rivals.transformer_xl import TransformerXL
 
 WORDS, LENGTH = 11, 24
 SHARED = {"vocabulary": WORDS, "width": 16, "cutoffs": (4, 8)}

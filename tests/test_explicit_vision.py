@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from cdeq.models.vision.alexnet import AlexNet
-from cdeq.models.vision.hrnet import ExchangeModule, HRNet, Residual, bottleneck
-from cdeq.models.vision.inception import InceptionBlock, InceptionV2, Widths
-from cdeq.models.vision.layers import conv_norm, he_weights, stem_stride
+from cdeq_experiments.rivals.alexnet import AlexNet
+from cdeq_experiments.rivals.hrnet import ExchangeModule, HRNet, Residual, bottleneck
+from cdeq_experiments.rivals.image_layers import conv_norm, he_weights, stem_stride
+from cdeq_experiments.rivals.inception import InceptionBlock, InceptionV2, Widths
 
 SMALL = {
     AlexNet: {"width": 16, "hidden": 64},

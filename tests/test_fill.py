@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cdeq.experiments.fill import filled, root_of
-from cdeq.experiments.page_figures import PLACES
-from cdeq.experiments.paper_table import brackets_note, paper_table
-from cdeq.experiments.published import TABLES, published_beside
-from cdeq.experiments.results import Results
-from cdeq.experiments.table import STYLES
+from cdeq.evaluation.results import Results
+from cdeq.evaluation.table import STYLES
+from cdeq_experiments.fill import filled, root_of
+from cdeq_experiments.page_figures import PLACES
+from cdeq_experiments.paper_table import brackets_note, paper_table
+from cdeq_experiments.published import TABLES, published_beside
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -58,7 +58,7 @@ def test_the_command_fills_pages(tmp_path):
     page = tmp_path / "docs" / "page.md"
     page.write_text("<!-- words -->\n<!-- end of words -->\n")
     done = subprocess.run(
-        [sys.executable, "-m", "cdeq.experiments.fill", str(page)], capture_output=True, text=True
+        [sys.executable, "-m", "cdeq_experiments.fill", str(page)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "WikiText-2" in page.read_text()

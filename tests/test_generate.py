@@ -21,7 +21,7 @@ from cdeq import Student, cli, distill
 from cdeq.consistency.recipes import recipe_named
 from cdeq.data.text import END, UNKNOWN, Streams, Vocabulary
 from cdeq.equilibrium.memory import Segment
-from cdeq.experiments.generate import (
+from cdeq.generation import (
     VOCABULARY,
     Generated,
     Writing,
@@ -35,11 +35,11 @@ from cdeq.experiments.generate import (
     student_advance,
     teacher_advance,
 )
-from cdeq.experiments.options import ExperimentError
 from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.solvers import Anderson, solve_model
 from cdeq.trajectories import record
+from cdeq_experiments.options import ExperimentError
 
 LINES = [
     "the small cat sat on the mat and the dog ran in the garden",

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from cdeq.equilibrium import from_functions
-from cdeq.gradients import GRADIENTS, Implicit, JacobianFree, Phantom, Unrolled, equilibrium
+from cdeq.gradients import GRADIENTS, Implicit, JacobianFree, Phantom, Unrolled, solve_with_gradient
 from cdeq.solvers import Anderson, Broyden, Picard
 
 DIM, BATCH = 5, 3
@@ -97,7 +97,7 @@ def assert_close(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], tol: 
 def test_implicit_on_a_linear_map_is_the_closed_form(adjoint, shape):
     model, x = Linear(batched=len(shape) == 2), inputs(*shape).requires_grad_()
     gradient = Implicit(solver=adjoint, tol=1e-13, max_steps=200)
-    solution = equilibrium(model, x, gradient=gradient, **EXACT)
+    solution = solve_with_gradient(model, x, gradient=gradient, **EXACT)
     expected = losses_gradients(weighted(model.exact(x)), model, x)
     assert solution.converged.all()
     assert_close(losses_gradients(weighted(solution.state), model, x), expected, 1e-10)
@@ -117,7 +117,7 @@ def test_implicit_passes_gradcheck(batched):
             return torch.tanh(z @ weight.T + bias + c)
 
         function_model = from_functions(step, batched=batched)
-        return equilibrium(function_model, context, gradient=IMPLICIT, **EXACT).state
+        return solve_with_gradient(function_model, context, gradient=IMPLICIT, **EXACT).state
 
     arguments = (model.weight, model.bias, x.requires_grad_())
     assert torch.autograd.gradcheck(state, arguments, eps=1e-6, atol=1e-6)
@@ -132,10 +132,10 @@ def test_implicit_passes_gradcheck(batched):
 def test_a_tuple_state_has_the_gradient_of_the_flat_one(gradient, shape):
     x = inputs(*shape).requires_grad_()
     pair, flat = Pair(len(shape) == 2), Linear(len(shape) == 2)
-    first, second = equilibrium(pair, x, gradient=gradient, **EXACT).state
+    first, second = solve_with_gradient(pair, x, gradient=gradient, **EXACT).state
     assert first.shape == (*shape[:-1], 2, 2)
     joined = torch.cat([first.flatten(-2), second], dim=-1)
-    z = equilibrium(flat, x, gradient=gradient, **EXACT).state
+    z = solve_with_gradient(flat, x, gradient=gradient, **EXACT).state
     torch.testing.assert_close(joined, z, rtol=1e-10, atol=1e-10)
     actual = losses_gradients(weighted(joined), pair, x)
     assert_close(actual, losses_gradients(weighted(z), flat, x), 1e-9)
@@ -144,7 +144,7 @@ def test_a_tuple_state_has_the_gradient_of_the_flat_one(gradient, shape):
 def test_implicit_on_part_of_a_tuple_state():
     x = inputs(BATCH, DIM).requires_grad_()
     model = Pair()
-    _, second = equilibrium(model, x, gradient=IMPLICIT, **EXACT).state
+    _, second = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
     expected = losses_gradients(weighted(model.exact(x)[:, 4:]), model, x)
     assert_close(losses_gradients(weighted(second), model, x), expected, 1e-10)
 
@@ -156,7 +156,7 @@ def test_implicit_with_a_component_that_has_no_gradient():
     model = from_functions(
         lambda z, c: (constant, scale * z[0] + c), start=lambda c: (torch.zeros_like(c),) * 2
     )
-    state = equilibrium(model, inputs(BATCH, 2), gradient=IMPLICIT, **EXACT).state
+    state = solve_with_gradient(model, inputs(BATCH, 2), gradient=IMPLICIT, **EXACT).state
     (actual,) = torch.autograd.grad(state[1].sum(), scale)
     torch.testing.assert_close(actual, constant.sum())
 
@@ -165,7 +165,7 @@ def test_implicit_with_a_component_that_has_no_gradient():
 def test_phantom_on_a_linear_map_is_its_truncated_series(steps, damping):
     """u = d sum_{i<k} ((1 - d) I + d W^T)^i g."""
     model, x = Linear(), inputs(BATCH, DIM).requires_grad_()
-    z = equilibrium(model, x, gradient=Phantom(steps=steps, damping=damping), **EXACT).state
+    z = solve_with_gradient(model, x, gradient=Phantom(steps=steps, damping=damping), **EXACT).state
     weight = model.weight.detach()
     factor = (1 - damping) * torch.eye(DIM, dtype=torch.float64) + damping * weight
     g = inputs(BATCH, DIM, seed=3)
@@ -177,7 +177,7 @@ def test_phantom_on_a_linear_map_is_its_truncated_series(steps, damping):
 
 def test_jacobian_free_on_a_linear_map():
     model, x = Linear(), inputs(BATCH, DIM).requires_grad_()
-    z = equilibrium(model, x, gradient=JacobianFree(), **EXACT).state
+    z = solve_with_gradient(model, x, gradient=JacobianFree(), **EXACT).state
     g, star = inputs(BATCH, DIM, seed=3), model.exact(x).detach()
     assert_close(losses_gradients(weighted(z), model, x), (g.T @ star, g.sum(0), g), 1e-10)
 
@@ -185,7 +185,7 @@ def test_jacobian_free_on_a_linear_map():
 @pytest.mark.parametrize("mixing", [1.0, 0.6])
 def test_unrolled_is_plain_autograd(mixing):
     model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
-    solution = equilibrium(model, x, gradient=Unrolled(steps=7, mixing=mixing), **EXACT)
+    solution = solve_with_gradient(model, x, gradient=Unrolled(steps=7, mixing=mixing), **EXACT)
     z = torch.zeros_like(x)
     for _ in range(7):
         z = (1 - mixing) * z + mixing * model.step(z, x)
@@ -201,7 +201,7 @@ def test_unrolled_is_plain_autograd(mixing):
 def test_unrolled_passes_the_gradient_to_the_start():
     model, x = Tanh(), inputs(BATCH, DIM)
     z0 = inputs(BATCH, DIM, seed=5).requires_grad_()
-    z = equilibrium(model, x, gradient=Unrolled(steps=2), z0=z0, **EXACT).state
+    z = solve_with_gradient(model, x, gradient=Unrolled(steps=2), z0=z0, **EXACT).state
     expected = torch.autograd.grad(weighted(model.step(model.step(z0, x), x)), z0)
     assert_close(torch.autograd.grad(weighted(z), z0), expected, 1e-12)
 
@@ -210,7 +210,7 @@ def test_unrolled_passes_the_gradient_to_the_start():
 def test_without_gradients_nothing_more_is_evaluated(name):
     model, x = Tanh(), inputs(BATCH, DIM)
     with torch.no_grad():
-        solution = equilibrium(model, x, gradient=GRADIENTS[name](), solver=Picard())
+        solution = solve_with_gradient(model, x, gradient=GRADIENTS[name](), solver=Picard())
     assert model.evaluations == solution.evaluations
     assert not solution.state.requires_grad
 
@@ -220,7 +220,7 @@ def test_without_gradients_nothing_more_is_evaluated(name):
 )
 def test_evaluations_with_gradient(gradient, extra):
     model, x = Tanh(), inputs(BATCH, DIM)
-    solution = equilibrium(model, x, gradient=gradient, solver=Picard())
+    solution = solve_with_gradient(model, x, gradient=gradient, solver=Picard())
     assert model.evaluations == solution.evaluations + extra
     solution.state.sum().backward()
     assert model.evaluations == solution.evaluations + extra
@@ -228,14 +228,16 @@ def test_evaluations_with_gradient(gradient, extra):
 
 def test_implicit_of_a_frozen_model_needs_no_gradient():
     model = Tanh().requires_grad_(False)
-    assert not equilibrium(model, inputs(2, DIM), gradient=Implicit(), **EXACT).state.requires_grad
+    assert not solve_with_gradient(
+        model, inputs(2, DIM), gradient=Implicit(), **EXACT
+    ).state.requires_grad
 
 
 def test_implicit_samples_do_not_touch_each_other():
     model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
     alone = x[:1].detach().requires_grad_()
-    together = equilibrium(model, x, gradient=IMPLICIT, **EXACT).state
-    single = equilibrium(model, alone, gradient=IMPLICIT, **EXACT).state
+    together = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
+    single = solve_with_gradient(model, alone, gradient=IMPLICIT, **EXACT).state
     (a,) = torch.autograd.grad(weighted(together[:1]), x)
     (b,) = torch.autograd.grad(weighted(single), alone)
     torch.testing.assert_close(a[:1], b, rtol=1e-10, atol=1e-10)
@@ -244,7 +246,7 @@ def test_implicit_samples_do_not_touch_each_other():
 
 def test_implicit_backward_twice():
     model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
-    state = equilibrium(model, x, gradient=IMPLICIT, **EXACT).state
+    state = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
     weighted(state).backward(retain_graph=True)
     once = model.weight.grad.clone()
     weighted(state).backward()
@@ -253,7 +255,7 @@ def test_implicit_backward_twice():
         weighted(state).backward()
     # A second forward and backward, and a change of the state in place.
     model.zero_grad()
-    state = equilibrium(model, x, gradient=IMPLICIT, **EXACT).state
+    state = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
     weighted(state.mul_(2)).backward()
     torch.testing.assert_close(model.weight.grad, 2 * once)
 
@@ -261,7 +263,7 @@ def test_implicit_backward_twice():
 @pytest.mark.parametrize("loss", [torch.sum, weighted, torch.linalg.vector_norm])
 def test_implicit_cannot_be_differentiated_twice(loss):
     model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
-    state = equilibrium(model, x, gradient=IMPLICIT, **EXACT).state
+    state = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
     (first,) = torch.autograd.grad(loss(state), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="once only"):
         first.sum().backward()
@@ -271,22 +273,22 @@ def test_implicit_backward_uses_the_weights_of_the_forward():
     """As with `functional_call`, which takes its weights away before backward runs."""
     model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
     expected = torch.autograd.grad(
-        weighted(equilibrium(model, x, gradient=IMPLICIT, **EXACT).state), x
+        weighted(solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state), x
     )
-    state = equilibrium(model, x, gradient=IMPLICIT, **EXACT).state
+    state = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
     model.weight = nn.Parameter(torch.zeros_like(model.weight))
     assert_close(torch.autograd.grad(weighted(state), x), expected, 1e-12)
 
 
 def test_a_model_can_be_copied_and_saved_after_backward():
     model, x = Tanh(), inputs(BATCH, DIM)
-    weighted(equilibrium(model, x, gradient=IMPLICIT, **EXACT).state).backward()
+    weighted(solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state).backward()
     twin = copy.deepcopy(model)
     other = Tanh()
     other.load_state_dict(model.state_dict())
     for copied in (twin, other):
         copied.zero_grad()
-        weighted(equilibrium(copied, x, gradient=IMPLICIT, **EXACT).state).backward()
+        weighted(solve_with_gradient(copied, x, gradient=IMPLICIT, **EXACT).state).backward()
         torch.testing.assert_close(copied.weight.grad, model.weight.grad)
     assert not model._forward_hooks
     assert model.weight._backward_hooks is None
@@ -315,7 +317,7 @@ def test_nothing_keeps_the_graph_alive(name, backward):
     def run() -> list[weakref.ref]:
         marker, x = Marker(), inputs(BATCH, DIM)
         model = from_functions(lambda z, c: torch.tanh(Mark.apply(z @ weight.T, marker) + c))
-        state = equilibrium(model, x, gradient=GRADIENTS[name](), **EXACT).state
+        state = solve_with_gradient(model, x, gradient=GRADIENTS[name](), **EXACT).state
         if backward:
             state.sum().backward()
         return [weakref.ref(marker), weakref.ref(x), weakref.ref(state)]
@@ -336,7 +338,7 @@ def test_memory_does_not_grow_with_iterations():
         return sum(issubclass(type(o), Tensor) for o in gc.get_objects())
 
     def iterate() -> None:
-        equilibrium(model, x, gradient=Implicit(), solver=Anderson()).state.sum().backward()
+        solve_with_gradient(model, x, gradient=Implicit(), solver=Anderson()).state.sum().backward()
 
     iterate()
     before = live_tensors()
@@ -349,7 +351,7 @@ def test_memory_does_not_grow_with_iterations():
 def test_implicit_in_lower_precision(dtype):
     exact, model = Linear(), Linear().to(dtype)
     x = inputs(BATCH, DIM)
-    state = equilibrium(model, x.to(dtype), gradient=Implicit(), solver=Picard()).state
+    state = solve_with_gradient(model, x.to(dtype), gradient=Implicit(), solver=Picard()).state
     assert state.dtype == dtype
     state.sum().backward()
     exact.exact(x).sum().backward()
@@ -361,7 +363,9 @@ def test_implicit_under_autocast():
     model = Tanh().float()
     x = inputs(BATCH, DIM).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        state = equilibrium(model, x, gradient=Implicit(), solver=Picard(), max_steps=10).state
+        state = solve_with_gradient(
+            model, x, gradient=Implicit(), solver=Picard(), max_steps=10
+        ).state
     assert state.dtype == torch.float32
     state.sum().backward()
     assert torch.isfinite(model.weight.grad).all()
@@ -371,7 +375,7 @@ def test_implicit_under_activation_checkpointing():
     model, x = Tanh(), inputs(BATCH, DIM)
 
     def forward(context: Tensor) -> Tensor:
-        return weighted(equilibrium(model, context, gradient=IMPLICIT, **EXACT).state)
+        return weighted(solve_with_gradient(model, context, gradient=IMPLICIT, **EXACT).state)
 
     forward(x).backward()
     expected = model.weight.grad
@@ -388,7 +392,7 @@ class Trained(nn.Module):
         self.inner = Tanh()
 
     def forward(self, x: Tensor) -> Tensor:
-        return equilibrium(self.inner, x, gradient=IMPLICIT, **EXACT).state
+        return solve_with_gradient(self.inner, x, gradient=IMPLICIT, **EXACT).state
 
 
 @pytest.mark.parametrize("find_unused", [True, False])

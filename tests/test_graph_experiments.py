@@ -16,18 +16,27 @@ from cdeq.data.block_model import block_model
 from cdeq.data.folders import MissingDataError
 from cdeq.data.graph_sets import GRAPH_SETS
 from cdeq.equilibrium.contract import from_functions
-from cdeq.experiments import compare as comparing
-from cdeq.experiments import graph_rivals, inductive, table3, workers
-from cdeq.experiments.compare import (
-    Equilibria,
+from cdeq.evaluation import comparison as comparing
+from cdeq.evaluation.comparison import (
     Explicit,
+    Target,
     compare,
+    find_equilibria,
     median_times,
-    reference,
     solver_method,
 )
-from cdeq.experiments.graph_cells import GraphCell, plans_of, run_graphs
-from cdeq.experiments.graph_rivals import (
+from cdeq.evaluation.metrics import accuracy
+from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq.models.graph.ignn import IGNN
+from cdeq.solvers import Picard, solve_model
+from cdeq.training.loop import FitConfig
+from cdeq.training.supervised import SupervisedObjective
+from cdeq.training.task_loss import IGNORED, cross_entropy
+from cdeq.training.teaching import TeachingObjective, teach
+from cdeq.trajectories import record
+from cdeq_experiments import graph_rivals, inductive, table3, workers
+from cdeq_experiments.graph_cells import GraphCell, plans_of, run_graphs
+from cdeq_experiments.graph_rivals import (
     EXPLICIT,
     closed_form,
     eignn_task,
@@ -38,7 +47,7 @@ from cdeq.experiments.graph_rivals import (
     train_explicit,
     train_ignn_solver,
 )
-from cdeq.experiments.graph_tasks import (
+from cdeq_experiments.graph_tasks import (
     EMBEDDED,
     SCALES,
     GraphPlan,
@@ -47,17 +56,8 @@ from cdeq.experiments.graph_tasks import (
     ignn_task,
     labelled,
 )
-from cdeq.experiments.metrics import accuracy
-from cdeq.experiments.options import ExperimentError, Options
-from cdeq.experiments.results import Results, Row, TeacherResult
-from cdeq.models.graph.explicit import explicit_loss
-from cdeq.models.graph.ignn import IGNN
-from cdeq.solvers import Picard, solve_model
-from cdeq.training.loop import FitConfig
-from cdeq.training.supervised import SupervisedObjective
-from cdeq.training.task_loss import IGNORED, cross_entropy
-from cdeq.training.teach import TeachingObjective, teach
-from cdeq.trajectories import record
+from cdeq_experiments.options import ExperimentError, Options
+from cdeq_experiments.rivals.graph_convolutions import explicit_loss
 
 PLAN = GraphPlan(
     name="small-blocks",
@@ -265,7 +265,7 @@ def test_each_few_step_model_is_measured_at_its_own_count(tmp_path):
         methods,
         one,
         task.test,
-        reference(one, task.test, task.metric).states,
+        find_equilibria(one, task.test, task.metric).states,
         task.metric,
         dataset="blocks",
         seed=0,
@@ -614,7 +614,7 @@ def test_a_method_is_measured_at_its_own_equilibrium():
     rows = compared(
         {
             "picard": solver_method(affine(0.5), Picard()),
-            "other": solver_method(own, Picard(), own=Equilibria(model=own, stars=stars)),
+            "other": solver_method(own, Picard(), own=Target(model=own, stars=stars)),
         }
     )
     by = {(r.method, r.steps): r for r in rows}
@@ -632,7 +632,7 @@ def test_a_rival_is_compared_with_itself():
     task = ignn_task(PLAN, nodes, 0)
     torch.manual_seed(0)
     model = eignn_task(task, PLAN, nodes).build().eval().requires_grad_(False)
-    known = reference(model, task.test, task.metric)
+    known = find_equilibria(model, task.test, task.metric)
     method = rival_method(model, Picard(), known)
     assert method.own.model is model
     (found,) = compare(
@@ -719,7 +719,7 @@ def test_cost_is_in_steps_of_the_compared_teacher(monkeypatch):
     plain = solver_method(affine(0.5), Picard())
     rows = compared(
         {
-            "own": solver_method(model, Picard(), own=Equilibria(model=model, stars=stars)),
+            "own": solver_method(model, Picard(), own=Target(model=model, stars=stars)),
             "student": dataclasses.replace(plain, extra=began.append),
         },
         {"mlp": Explicit(output=lambda x: x, parameters=7)},

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph, normalised_adjacency
 from cdeq.data.sparse import SparseMatrix, csr_from_entries
-from cdeq.gradients import Implicit, Unrolled, equilibrium, spectral_radius
+from cdeq.gradients import Implicit, Unrolled, solve_with_gradient, spectral_radius
 from cdeq.models import EIGNN, IGNN, MIGNN
 from cdeq.models.graph import eignn, mignn
 from cdeq.models.graph.bounds import perron_frobenius, project_rows_l1
@@ -23,7 +23,7 @@ from cdeq.models.graph.ignn import GraphContext
 from cdeq.models.graph.start import PropagatedStart
 from cdeq.solvers import Anderson, Picard, solve_model
 from cdeq.training.loop import FitConfig
-from cdeq.training.teach import TeachConfig, teach
+from cdeq.training.teaching import TeachConfig, teach
 
 NODES, FEATURES, WIDTH, CLASSES = 24, 5, 6, 3
 DOUBLE = torch.float64
@@ -464,7 +464,7 @@ def test_implicit_gradients_are_those_of_the_unrolled_iteration(case):
     found = []
     for gradient in (Implicit(tol=1e-13, max_steps=300), Unrolled(steps=600)):
         context = model.inject(x)
-        solution = equilibrium(
+        solution = solve_with_gradient(
             model, context, solver=Anderson(), gradient=gradient, tol=1e-13, max_steps=300
         )
         loss = F.cross_entropy(model.readout(solution.state, context), labels)

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from cdeq import cli
-from cdeq.experiments import graph_cells, graph_tasks
-from cdeq.experiments.graph_cells import GraphCell
-from cdeq.experiments.graph_teachers import USUAL, VALIDATION, setting_of, settings
-from cdeq.experiments.options import Options
-from cdeq.experiments.results import Results
+from cdeq.evaluation.results import Results
+from cdeq_experiments import graph_cells, graph_tasks
+from cdeq_experiments.graph_cells import GraphCell
+from cdeq_experiments.graph_teachers import USUAL, VALIDATION, setting_of, settings
+from cdeq_experiments.options import Options
 from test_grids import GRAPH, small
 
 

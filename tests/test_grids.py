@@ -11,7 +11,9 @@ import torch
 
 from cdeq import cli
 from cdeq.data.block_model import block_model
-from cdeq.experiments import (
+from cdeq.evaluation.comparison import SOLVERS
+from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq_experiments import (
     figures,
     graph_tasks,
     grid_run,
@@ -19,17 +21,15 @@ from cdeq.experiments import (
     image_scales,
     text_plans,
 )
-from cdeq.experiments.compare import SOLVERS
-from cdeq.experiments.graph_subject import GraphSubject
-from cdeq.experiments.graph_tasks import GraphPlan
-from cdeq.experiments.grid_page import claim, listing, matrix, told
-from cdeq.experiments.grids import COUNTS, CURVE, GRIDS, KINDS, REPORTED
-from cdeq.experiments.image_cells import ImageCell
-from cdeq.experiments.options import ExperimentError, Options
-from cdeq.experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
-from cdeq.experiments.results import Results, Row, TeacherResult
-from cdeq.experiments.subjects import student_config, trained_student
-from cdeq.experiments.text_cells import TextCell
+from cdeq_experiments.graph_subject import GraphSubject
+from cdeq_experiments.graph_tasks import GraphPlan
+from cdeq_experiments.grid_page import claim, listing, matrix, told
+from cdeq_experiments.grids import COUNTS, CURVE, GRIDS, KINDS, REPORTED
+from cdeq_experiments.image_cells import ImageCell
+from cdeq_experiments.options import ExperimentError, Options
+from cdeq_experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
+from cdeq_experiments.subjects import student_config, trained_student
+from cdeq_experiments.text_cells import TextCell
 from test_image_experiments import PLAN as IMAGES
 from test_image_experiments import few_digits
 from test_text_experiments import PLAN as TEXT

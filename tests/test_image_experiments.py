@@ -8,17 +8,17 @@ import torch
 
 from cdeq import cli
 from cdeq.data.images import Augmentation, Images, ImageSet
-from cdeq.experiments import image_data, image_scales, pieces, table2
-from cdeq.experiments.compare import solver_method
-from cdeq.experiments.image_cells import SHOWN, ImageCell, KeptStates
-from cdeq.experiments.image_data import ImagesInFolders, ImagesInMemory
-from cdeq.experiments.image_plans import EXPLICIT, ImagePlan
-from cdeq.experiments.image_scales import SCALES
-from cdeq.experiments.options import ExperimentError, Options
-from cdeq.experiments.results import Results, Row, TeacherResult
-from cdeq.experiments.subjects import student_config, trained_student
-from cdeq.experiments.table2_claims import claims
+from cdeq.evaluation.comparison import solver_method
+from cdeq.evaluation.results import Results, Row, TeacherResult
 from cdeq.solvers import Anderson, Picard, solve_model
+from cdeq_experiments import image_data, image_scales, pieces, table2
+from cdeq_experiments.image_cells import SHOWN, ImageCell, KeptStates
+from cdeq_experiments.image_data import ImagesInFolders, ImagesInMemory
+from cdeq_experiments.image_plans import EXPLICIT, ImagePlan
+from cdeq_experiments.image_scales import SCALES
+from cdeq_experiments.options import ExperimentError, Options
+from cdeq_experiments.subjects import student_config, trained_student
+from cdeq_experiments.table2_claims import claims
 
 BODIES = {
     "alexnet": {"width": 8, "hidden": 8, "batch_norm": True},

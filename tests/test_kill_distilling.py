@@ -30,7 +30,7 @@ def recording(root):
 
 def distilling(root, recipe, folder, updates, every):
     # The plan for certified solving comes after training, and writes nothing.
-    sys.modules["cdeq.consistency.distill"].plan_handover = lambda student, inputs: {}
+    sys.modules["cdeq.consistency.distillation"].plan_handover = lambda student, inputs: {}
     config = FitConfig(updates=updates, checkpoint_every=every, log_every=1, learning_rate=1e-2)
     store = TrajectoryStore.open(root / recipe)
     student = distill(Tanh(), store, recipe=recipe, fit_config=config, folder=folder)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from cdeq import Student, distill, recipe_named
 from cdeq.equilibrium import check_contract, is_batched
-from cdeq.gradients import Implicit, Unrolled, equilibrium
+from cdeq.gradients import Implicit, Unrolled, solve_with_gradient
 from cdeq.models import MODELS
 from cdeq.models.vision.mdeq import MDEQ
 from cdeq.models.vision.pyramid_start import PyramidStart
@@ -263,7 +263,7 @@ def test_implicit_gradients_are_those_of_the_unrolled_iteration(branches):
     labels, found = torch.tensor([0, 2]), []
     for gradient in (Implicit(tol=1e-13, max_steps=200), Unrolled(steps=60)):
         context = model.inject(x)
-        solution = equilibrium(
+        solution = solve_with_gradient(
             model, context, solver=Anderson(), gradient=gradient, tol=1e-13, max_steps=200
         )
         loss = F.cross_entropy(model.readout(solution.state, context), labels)

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from cdeq.experiments.paper_table import gap_closed, nearest_methods, paper_table, write_table
-from cdeq.experiments.results import Results, Row, TeacherResult
-from cdeq.experiments.table3 import claims
+from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq_experiments.paper_table import gap_closed, nearest_methods, paper_table, write_table
+from cdeq_experiments.table3 import claims
 
 IGNN = TeacherResult(
     dataset="Blocks",

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import cdeq
-from cdeq.experiments.fill import filled
-from cdeq.experiments.page_figures import TASKS
-from cdeq.experiments.results import Results
+from cdeq.evaluation.results import Results
+from cdeq_experiments.fill import filled
+from cdeq_experiments.page_figures import TASKS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -10,11 +10,8 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from cdeq.experiments.findings import findings
-from cdeq.experiments.plots import plot_results, spread_out
-from cdeq.experiments.report import write_report
-from cdeq.experiments.results import Results, Row, TeacherResult
-from cdeq.experiments.table import (
+from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq.evaluation.table import (
     curves,
     markdown_table,
     results_table,
@@ -22,6 +19,9 @@ from cdeq.experiments.table import (
     small_text,
     style,
 )
+from cdeq_experiments.findings import findings
+from cdeq_experiments.plots import plot_results, spread_out
+from cdeq_experiments.report import write_report
 
 STEPS = (1, 2, 3, 5, 8, 12)
 

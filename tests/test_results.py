@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdeq.experiments.results import (
+from cdeq.evaluation.results import (
     Results,
     ResultsError,
     Row,
@@ -19,7 +19,7 @@ from cdeq.experiments.results import (
     current_hardware,
     write_measurements,
 )
-from cdeq.experiments.table import metric_of
+from cdeq.evaluation.table import metric_of
 
 TINY = Path(__file__).parents[1] / "results" / "tiny"
 

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from cdeq import FitConfig, TeachConfig, teach
 from cdeq.equilibrium.memory import Segment
-from cdeq.models.text.convolutional import TCN
 from cdeq.models.text.deq_transformer import DEQTransformer
-from cdeq.models.text.recurrent import QRNN
-from cdeq.models.text.transformer_xl import TransformerXL
 from cdeq.training import fit
 from cdeq.training.checkpoint import read_checkpoint
 from cdeq.training.draws import numbered_draws
 from cdeq.training.segments import CarriedMemory, ExplicitTextObjective, full_memory
+from cdeq_experiments.rivals.qrnn import QRNN
+from cdeq_experiments.rivals.text_convolutions import TCN
+from cdeq_experiments.rivals.transformer_xl import TransformerXL
 from teachers import Tanh
 
 WORDS, WIDTH, BATCH, LENGTH, PERIOD = 50, 16, 2, 5, 4

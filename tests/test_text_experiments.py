@@ -10,22 +10,22 @@ import torch
 from cdeq import cli
 from cdeq.data.text import Corpus, Streams, Vocabulary
 from cdeq.equilibrium.memory import Segment
-from cdeq.experiments import pieces, table1, text_plans
-from cdeq.experiments.compare import solver_method
-from cdeq.experiments.metrics import perplexity
-from cdeq.experiments.options import ExperimentError, Options
-from cdeq.experiments.paper_table import gap_closed
-from cdeq.experiments.plans import LATER
-from cdeq.experiments.results import Results, Row, TeacherResult
-from cdeq.experiments.subjects import Tolerances, student_config
-from cdeq.experiments.table1_claims import claims
-from cdeq.experiments.text_cells import SHOWN, TextCell
-from cdeq.experiments.text_plans import EXPLICIT, SCALES, TextPlan
-from cdeq.experiments.text_quality import explicit_text_score, text_quality, text_reference
-from cdeq.experiments.workers import worked
+from cdeq.evaluation.comparison import solver_method
+from cdeq.evaluation.metrics import perplexity
+from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq.evaluation.text import find_text_equilibria, measure_text_quality, score_explicit_text
 from cdeq.models.text.deq_transformer import DEQTransformer
-from cdeq.models.text.recurrent import QRNN
 from cdeq.solvers import Anderson, Picard, solve_model
+from cdeq_experiments import pieces, table1, text_plans
+from cdeq_experiments.options import ExperimentError, Options
+from cdeq_experiments.paper_table import gap_closed
+from cdeq_experiments.plans import LATER
+from cdeq_experiments.rivals.qrnn import QRNN
+from cdeq_experiments.subjects import Tolerances, student_config
+from cdeq_experiments.table1_claims import claims
+from cdeq_experiments.text_cells import SHOWN, TextCell
+from cdeq_experiments.text_plans import EXPLICIT, SCALES, TextPlan
+from cdeq_experiments.workers import worked
 
 WORDS = [f"w{i}" for i in range(30)]
 
@@ -100,7 +100,7 @@ def test_a_text_in_segments_scores_as_the_whole_text():
     tokens = corpus().test[:36]
     segments = list(Streams(tokens, 1, 7))
     model = teacher()
-    known, timed = text_reference(model, segments, perplexity(), Tolerances())
+    known, timed = find_text_equilibria(model, segments, perplexity(), Tolerances())
     context = model.inject(tokens[None, :-1])
     z = solve_model(model, context, Anderson(), tol=1e-12, max_steps=300).state
     nll = model.words.nll(z, tokens[None, 1:])
@@ -113,10 +113,10 @@ def test_a_text_in_segments_scores_as_the_whole_text():
 @torch.no_grad()
 def test_each_count_meets_its_own_memory():
     model, segments = teacher(), list(Streams(corpus().test[:46], 2, 6))
-    known, _ = text_reference(model, segments, perplexity(), Tolerances())
+    known, _ = find_text_equilibria(model, segments, perplexity(), Tolerances())
     method = solver_method(model, Picard())
     seen = []
-    found = text_quality(
+    found = measure_text_quality(
         method,
         model,
         segments,
@@ -141,7 +141,9 @@ def test_each_count_meets_its_own_memory():
     assert found[60].metric == pytest.approx(known.metric, rel=1e-3)
     assert found[1].distance > found[3].distance > found[60].distance
     assert seen[-1] == (3 * len(segments), 3 * len(segments))
-    assert text_quality(method, model, segments, None, perplexity(), (1,))[1].distance is None
+    assert (
+        measure_text_quality(method, model, segments, None, perplexity(), (1,))[1].distance is None
+    )
 
 
 @torch.no_grad()
@@ -153,7 +155,7 @@ def test_an_explicit_model_keeps_its_memory():
     )
     whole = model.words.nll(model(tokens[None, :-1], None)[0], tokens[None, 1:]).mean()
     for length in (7, 400):
-        score = explicit_text_score(model, list(Streams(tokens, 1, length)), perplexity())
+        score = score_explicit_text(model, list(Streams(tokens, 1, length)), perplexity())
         assert score == pytest.approx(math.exp(float(whole)), rel=1e-9)
 
 
@@ -311,10 +313,10 @@ def test_scores_are_those_of_the_trained_models(run):
     cell = TextCell(plan=PLAN, options=options(run, runs=run / "runs" / "cells"))
     model, training = cell.trained_teacher()
     assert training.finished
-    known, _ = text_reference(model, cell.test_segments, perplexity(), cell.tolerances)
+    known, _ = find_text_equilibria(model, cell.test_segments, perplexity(), cell.tolerances)
     found = Results.from_json(run / "results" / "tiny" / "table1.json")
     assert found.teachers[0].metric == pytest.approx(known.metric, rel=1e-6)
-    scored = text_quality(
+    scored = measure_text_quality(
         solver_method(model, Picard()),
         model,
         cell.test_segments,

@@ -227,7 +227,7 @@ def stores(tmp_path_factory):
 def unplanned(monkeypatch):
     """Without the plan for certified solving, which takes longer than the training."""
     monkeypatch.setattr(
-        sys.modules["cdeq.consistency.distill"], "plan_handover", lambda student, inputs: {}
+        sys.modules["cdeq.consistency.distillation"], "plan_handover", lambda student, inputs: {}
     )
 
 

@@ -23,7 +23,7 @@ from torchdeq.dropout import VariationalDropout1d
 from torchdeq.norm import apply_norm, reset_norm
 
 from cdeq.equilibrium import CapturedContext, check_contract, from_torchdeq
-from cdeq.gradients import Implicit, JacobianFree, Phantom, equilibrium
+from cdeq.gradients import Implicit, JacobianFree, Phantom, solve_with_gradient
 from cdeq.solvers import Anderson, Picard, solve_model
 
 DIM, BATCH = 6, 4
@@ -145,7 +145,7 @@ def test_our_gradients_are_torchdeqs(kind, ours, theirs):
     expected["x"], x.grad = x.grad, None
     adapter = from_torchdeq(build(kind))
     context = adapter.inject(x)
-    state = equilibrium(adapter, context, gradient=ours, **EXACT).state
+    state = solve_with_gradient(adapter, context, gradient=ours, **EXACT).state
     actual = gradients(adapter, (adapter.readout(state, context) - target).square().sum())
     actual["x"] = x.grad
     compare(actual, expected)
@@ -174,7 +174,7 @@ def test_a_norm_is_folded_on_a_copy(norm, reset):
     assert not any("_g" in n or "_v" in n or "_orig" in n for n in adapter.state_dict())
     # The folded copy can be trained, copied and saved.
     context = adapter.inject(x)
-    equilibrium(adapter, context, gradient=Implicit(), **EXACT).state.sum().backward()
+    solve_with_gradient(adapter, context, gradient=Implicit(), **EXACT).state.sum().backward()
     twin = copy.deepcopy(adapter)
     twin.load_state_dict(adapter.state_dict())
     with torch.no_grad():
@@ -254,11 +254,11 @@ def test_implicit_gradients_reach_swapped_weights():
         def forward(self, x: Tensor) -> Tensor:
             context = self.solver.inject(x)
             gradient = Implicit(tol=1e-12, max_steps=200)
-            return equilibrium(self.solver, context, gradient=gradient, **EXACT).state
+            return solve_with_gradient(self.solver, context, gradient=gradient, **EXACT).state
 
     actual = gradients(other, functional_call(Solve(), weights, (x,)).square().sum())
     actual = {k: v.clone() for k, v in actual.items() if v is not None}
-    state = equilibrium(
+    state = solve_with_gradient(
         other, other.inject(x), gradient=Implicit(tol=1e-12, max_steps=200), **EXACT
     ).state
     expected = gradients(other, state.square().sum())

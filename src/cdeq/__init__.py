@@ -16,12 +16,12 @@ from cdeq.consistency import (
 )
 from cdeq.equilibrium import EquilibriumModel, from_functions
 from cdeq.equilibrium.torchdeq import from_torchdeq
-from cdeq.gradients import Implicit, JacobianFree, Phantom, Unrolled, equilibrium
+from cdeq.gradients import Implicit, JacobianFree, Phantom, Unrolled, solve_with_gradient
 from cdeq.solvers import Anderson, Broyden, Picard, Solution, solve, solve_model
 from cdeq.training import FitConfig, TeachConfig, process_group, teach
 from cdeq.trajectories import TrajectoryStore, record
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "RECIPES",
@@ -42,7 +42,6 @@ __all__ = [
     "TrajectoryStore",
     "Unrolled",
     "distill",
-    "equilibrium",
     "from_functions",
     "from_torchdeq",
     "process_group",
@@ -50,5 +49,6 @@ __all__ = [
     "record",
     "solve",
     "solve_model",
+    "solve_with_gradient",
     "teach",
 ]

@@ -22,10 +22,10 @@ from rich.console import Console
 
 from cdeq.consistency.recipes import RecipeError
 from cdeq.consistency.saving import StudentFolderError
-from cdeq.experiments.options import ExperimentError
-from cdeq.experiments.results import Results, ResultsError
+from cdeq.evaluation.results import Results, ResultsError
 from cdeq.training import CheckpointError
 from cdeq.trajectories import StoreError
+from cdeq_experiments.options import ExperimentError
 
 KNOWN_ERRORS = (
     CheckpointError,
@@ -168,7 +168,7 @@ class Generate:
     """Also write the texts and measurements to this file."""
 
     def __post_init__(self) -> None:
-        from cdeq.experiments.generate import check_drawing
+        from cdeq.generation import check_drawing
 
         check_drawing(tokens=self.tokens, temperature=self.temperature, top=self.top)
         for name, value in (("threads", self.threads), *(("steps", k) for k in self.steps)):
@@ -194,9 +194,9 @@ def _require(module: str, package: str, who: str, extra: str) -> None:
 
 def demo(options: Demo) -> int:
     check_extras(options.task)
-    from cdeq.experiments.demo import certified_line, run_demo
-    from cdeq.experiments.demo_tasks import DEMO_TASKS
-    from cdeq.experiments.table import results_table
+    from cdeq.demo.run import certified_line, run_demo
+    from cdeq.demo.tasks import DEMO_TASKS
+    from cdeq.evaluation.table import results_table
 
     console = Console()
     if not console.is_terminal:
@@ -242,9 +242,9 @@ def reproduce(options: Reproduce) -> int:
     for module, package, extra in NEEDED.get(options.experiment, wanted):
         if options.scale == "tiny" or module not in EMBEDDED_NEED:
             _require(module, package, f"{options.experiment} needs", extra)
-    from cdeq.experiments.crew import crew, crew_size, is_helper
-    from cdeq.experiments.options import Options
-    from cdeq.experiments.reproduce import EXPERIMENTS, require_data
+    from cdeq_experiments.crew import crew, crew_size, is_helper
+    from cdeq_experiments.options import Options
+    from cdeq_experiments.reproduce import EXPERIMENTS, require_data
 
     if crew_size() > 1 and options.jobs is not None:
         raise ExperimentError("torchrun says how many processes there are: leave --jobs out")
@@ -290,8 +290,8 @@ def jobs_of(options: Reproduce) -> int:
 
 def _show(console: Console, results: Results, page: Path) -> None:
     """A table in the terminal; of a figure or an ablation what its page says first."""
-    from cdeq.experiments.reproduce import TABLE_COUNTS
-    from cdeq.experiments.table import results_table
+    from cdeq.evaluation.table import results_table
+    from cdeq_experiments.reproduce import TABLE_COUNTS
 
     counts = TABLE_COUNTS.get(results.experiment)
     if counts is not None:
@@ -307,8 +307,8 @@ def _show(console: Console, results: Results, page: Path) -> None:
 
 
 def report(options: Report) -> int:
-    from cdeq.experiments.binder import write_binder
-    from cdeq.experiments.reproduce import EXPERIMENTS
+    from cdeq_experiments.binder import write_binder
+    from cdeq_experiments.reproduce import EXPERIMENTS
 
     path = options.out or options.results / "report.html"
     try:
@@ -327,8 +327,8 @@ def generate(options: Generate) -> int:
 
 
 def _generate(options: Generate) -> int:
-    from cdeq.experiments import generate as texts
-    from cdeq.experiments.results import write_measurements
+    from cdeq import generation as texts
+    from cdeq.evaluation.results import write_measurements
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)

@@ -1,7 +1,7 @@
 """The student: its clock, boundary, history and start; recipes, distillation and certified solving."""
 
 from cdeq.consistency.certify import CertifiedSolution
-from cdeq.consistency.distill import distill
+from cdeq.consistency.distillation import distill
 from cdeq.consistency.recipes import RECIPES, Recipe, RecipeError, recipe_named
 from cdeq.consistency.student import Student
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cdeq.consistency.boundary import out_coefficient
-from cdeq.consistency.calibrate import calibrate
+from cdeq.consistency.calibration import calibrate
 from cdeq.consistency.certify import CertifiedSolution, certified_solve
 from cdeq.consistency.clock import inference_fraction, solver_time
 from cdeq.consistency.copying import copy_of, frozen_copy
@@ -288,7 +288,7 @@ class Student(nn.Module):
     def calibrate(
         self, loader: Iterable[Any], steps: int = 8, max_batches: int | None = None
     ) -> tuple[float, ...]:
-        """Choose the clock of the first steps on held-out data; see `cdeq.consistency.calibrate`."""
+        """Choose the clock of the first steps on held-out data; see `cdeq.consistency.calibration`."""
         return calibrate(self, loader, steps=steps, max_batches=max_batches)
 
     def trainable(self) -> dict[str, nn.Parameter]:

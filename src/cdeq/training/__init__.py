@@ -3,6 +3,6 @@
 from cdeq.training.checkpoint import CheckpointError
 from cdeq.training.loop import FitConfig, fit
 from cdeq.training.parallel import process_group
-from cdeq.training.teach import TeachConfig, teach
+from cdeq.training.teaching import TeachConfig, teach
 
 __all__ = ["CheckpointError", "FitConfig", "TeachConfig", "fit", "process_group", "teach"]

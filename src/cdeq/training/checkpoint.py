@@ -93,14 +93,14 @@ def read_checkpoint(folder: Path, identity: dict[str, Any]) -> Checkpoint | None
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        update, made_by = int(about["update"]), json.loads(about["identity"])
+        update, provenance = int(about["update"]), json.loads(about["identity"])
     except (SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"{path} is damaged ({error}): delete it to start this run anew"
         ) from None
     identity = json.loads(json.dumps(identity))
-    if made_by != identity:
-        found = differences(made_by, identity)
+    if provenance != identity:
+        found = differences(provenance, identity)
         raise CheckpointError(
             f"{path} belongs to another run: it differs in {', '.join(found)}. "
             "Use another folder, or delete it."

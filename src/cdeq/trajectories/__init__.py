@@ -8,7 +8,7 @@ from cdeq.trajectories.manifest import (
     StoreError,
     UnsolvedBatch,
 )
-from cdeq.trajectories.record import record
+from cdeq.trajectories.recording import record
 from cdeq.trajectories.store import TrajectoryBatch, TrajectoryStore
 
 __all__ = [

@@ -66,7 +66,7 @@ def capture_full(model: EquilibriumModel, context: Context, settings: Settings) 
     for trajectory in kept:
         trajectory[k + 1 :] = trajectory[k]
     tensors = {f"states.{j}": trajectory for j, trajectory in enumerate(kept)}
-    return _captured(tensors, endpoint, measure(model, endpoint, context))
+    return _captured(tensors, endpoint, measure_residual(model, endpoint, context))
 
 
 def capture_endpoint(model: EquilibriumModel, context: Context, settings: Settings) -> Captured:
@@ -74,7 +74,7 @@ def capture_endpoint(model: EquilibriumModel, context: Context, settings: Settin
     solution = _solve(model, context, settings, None)
     residual = solution.residual
     if not bool(solution.measured.all()):
-        residual = measure(model, solution.state, context)
+        residual = measure_residual(model, solution.state, context)
     parts = tensors_of(solution.state)
     # Copies, since the tensors of a tuple may be views of one.
     copies = [part.to("cpu", settings.dtype, copy=True).contiguous() for part in parts]
@@ -85,7 +85,7 @@ def capture_endpoint(model: EquilibriumModel, context: Context, settings: Settin
 CAPTURES: dict[str, Capture] = {"full": capture_full, "endpoint": capture_endpoint}
 
 
-def measure(model: EquilibriumModel, z: State, context: Context) -> Tensor:
+def measure_residual(model: EquilibriumModel, z: State, context: Context) -> Tensor:
     """|f(z) - z| / |z| of each sample, (B,), at the cost of one step."""
     layout = StateLayout.of(z, is_batched(model))
     return relative_residual(layout.flatten(z), layout.flatten(model.step(z, context)))

@@ -1,0 +1,1 @@
+"""Explicit models that equilibrium models are compared with."""

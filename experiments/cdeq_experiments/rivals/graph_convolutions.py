@@ -1,0 +1,225 @@
+"""Explicit graph networks, rivals of the implicit ones. Shapes: N nodes, F features, D width, C classes.
+
+Their layers come from torch_geometric (the extra `graphs`); sums over neighbours in GCN and GCNII go
+through our own sparse product, nine times as fast there as gathering along edges, so that nothing
+slows the rivals down. The adjacency of a `Graph` is normalised and has its self-loops already.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cdeq.data.graphs import Graph
+from cdeq.models.graph.dropout import checked_probability, drop, drop_features
+from cdeq.models.graph.sparse import project_features, sparse_product
+from cdeq_experiments.rivals.gpm import GPM
+
+UNLABELLED = -100  # the label that torch's cross entropy leaves out
+
+
+class GCN(nn.Module):
+    """H_l = relu(A H_{l-1} W_l + b_l), H_0 = X, no relu at the end (Kipf and Welling 2017).
+
+    W_1 is `project`, outside its layer, so that features may be sparse: A (X W_1).
+    """
+
+    def __init__(
+        self,
+        *,
+        features: int,
+        classes: int,
+        width: int = 64,
+        layers: int = 2,
+        dropout: float = 0.5,
+    ):
+        super().__init__()
+        _check(layers, dropout)
+        self.config: dict[str, Any] = {
+            "features": features,
+            "classes": classes,
+            "width": width,
+            "layers": layers,
+            "dropout": dropout,
+        }
+        self.dropout = dropout
+        library = _torch_geometric()
+        widths = [*[width] * (layers - 1), classes]
+        self.project = _projection(features, widths[0])
+        self.convs = nn.ModuleList(
+            _with_our_product(library.GCNConv(before, after, normalize=False))
+            for before, after in zip([widths[0], *widths], widths, strict=False)
+        )
+        self.convs[0].lin = nn.Identity()
+
+    def forward(self, x: Graph) -> Tensor:
+        """Logits (N, C)."""
+        h = project_features(self.project, drop_features(x.features, self.dropout, self.training))
+        h = self.convs[0](h, x.adjacency)
+        for conv in self.convs[1:]:
+            h = conv(drop(F.relu(h), self.dropout, self.training), x.adjacency)
+        return h
+
+
+class GAT(nn.Module):
+    """h_i = sum_j a_ij W x_j, a_ij = softmax_j(leaky(u.W x_i + v.W x_j)), j in i's row of A (Velickovic et al. 2018).
+
+    As published: `heads` heads of `width` side by side with elu between layers, one head at the end,
+    dropout on inputs and on a_ij. The values of the adjacency are not used, its self-loops are.
+    The first W is `project`, outside its layer, so that features may be sparse; the layer itself
+    then has the identity in W's place, which makes the same function.
+    """
+
+    def __init__(
+        self,
+        *,
+        features: int,
+        classes: int,
+        width: int = 8,
+        layers: int = 2,
+        dropout: float = 0.6,
+        heads: int = 8,
+    ):
+        super().__init__()
+        _check(layers, dropout)
+        self.config: dict[str, Any] = {
+            "features": features,
+            "classes": classes,
+            "width": width,
+            "layers": layers,
+            "dropout": dropout,
+            "heads": heads,
+        }
+        self.dropout = dropout
+        library = _torch_geometric()
+        shapes = [*[(width, heads)] * (layers - 1), (classes, 1)]  # width of a head, heads
+        first = shapes[0][0] * shapes[0][1]
+        self.project = _projection(features, first)
+        self.convs = nn.ModuleList()
+        before = first
+        for after, count in shapes:
+            # The adjacency has self-loops; taking them out and in again would cost at each call.
+            conv = library.GATConv(
+                before, after, heads=count, dropout=dropout, add_self_loops=False
+            )
+            self.convs.append(conv)
+            before = after * count
+        self.convs[0].lin = nn.Identity()
+
+    def forward(self, x: Graph) -> Tensor:
+        """Logits (N, C)."""
+        h = project_features(self.project, drop_features(x.features, self.dropout, self.training))
+        h = self.convs[0](h, x.adjacency)
+        for conv in self.convs[1:]:
+            h = conv(drop(F.elu(h), self.dropout, self.training), x.adjacency)
+        return h
+
+
+class GCNII(nn.Module):
+    """H_l = relu(S ((1 - b_l) I + b_l W_l)), S = (1 - alpha) A H_{l-1} + alpha H_0 (Chen et al. 2020).
+
+    b_l = log(theta / l + 1) and H_0 = relu(X W_in + bias); a linear layer turns the last state into logits.
+    """
+
+    def __init__(
+        self,
+        *,
+        features: int,
+        classes: int,
+        width: int = 64,
+        layers: int = 16,
+        dropout: float = 0.5,
+        alpha: float = 0.1,
+        theta: float = 0.5,
+    ):
+        super().__init__()
+        _check(layers, dropout)
+        self.config: dict[str, Any] = {
+            "features": features,
+            "classes": classes,
+            "width": width,
+            "layers": layers,
+            "dropout": dropout,
+            "alpha": alpha,
+            "theta": theta,
+        }
+        self.dropout = dropout
+        library = _torch_geometric()
+        self.lin_in = nn.Linear(features, width)
+        self.convs = nn.ModuleList(
+            _with_our_product(
+                library.GCN2Conv(width, alpha, theta, layer, shared_weights=True, normalize=False)
+            )
+            for layer in range(1, layers + 1)
+        )
+        self.lin_out = nn.Linear(width, classes)
+
+    def forward(self, x: Graph) -> Tensor:
+        """Logits (N, C)."""
+        features = drop_features(x.features, self.dropout, self.training)
+        first = h = F.relu(project_features(self.lin_in, features))
+        for conv in self.convs:
+            h = F.relu(conv(drop(h, self.dropout, self.training), first, x.adjacency))
+        return self.lin_out(drop(h, self.dropout, self.training))
+
+
+def masked_logits(model: nn.Module, x: Graph, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (L, C) and labels (L,) of the labelled nodes; in `labels` (N,) the others are -100.
+
+    GPM answers for these nodes alone; the others know of no smaller problem than the graph.
+    """
+    nodes = (labels != UNLABELLED).nonzero().squeeze(1)
+    if len(nodes) == 0:
+        raise ValueError(
+            f"all {len(labels)} labels are {UNLABELLED}: give at least one node a label"
+        )
+    logits = model(x, nodes) if isinstance(model, GPM) else model(x)[nodes]
+    return logits, labels[nodes]
+
+
+def explicit_loss(model: nn.Module, x: Graph, labels: Tensor) -> Tensor:
+    """Mean cross entropy over the labelled nodes; in `labels` (N,) the others are -100."""
+    logits, known = masked_logits(model, x, labels)
+    return F.cross_entropy(logits, known)
+
+
+def _check(layers: int, dropout: float) -> None:
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1, not {layers}")
+    checked_probability(dropout)
+
+
+def _torch_geometric() -> Any:
+    """The layers of torch_geometric, imported only when a model needs them."""
+    try:
+        with warnings.catch_warnings():
+            # Loading it compiles functions in a way that torch is about to give up.
+            warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
+            from torch_geometric import nn as layers
+    except ImportError as error:
+        raise ImportError(
+            "GCN, GAT and GCNII need torch_geometric: pip install 'cdeq[graphs]'"
+        ) from error
+    return layers
+
+
+def _projection(features: int, width: int) -> nn.Linear:
+    """The weight that a torch_geometric layer would hold itself, started as it starts it."""
+    layer = nn.Linear(features, width, bias=False)
+    nn.init.xavier_uniform_(layer.weight)
+    return layer
+
+
+def _with_our_product(conv: Any) -> Any:
+    """A layer whose sum over neighbours is our sparse product; a plain function, so that it can be pickled."""
+    conv.propagate = _propagate
+    return conv
+
+
+def _propagate(
+    edge_index: Tensor, size: Any = None, *, x: Tensor, edge_weight: Tensor | None = None
+) -> Tensor:
+    return sparse_product(edge_index, x)

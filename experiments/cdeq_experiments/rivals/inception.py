@@ -1,0 +1,183 @@
+"""Inception-V2, an explicit image classifier. Shapes: B images, C channels, H x W pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cdeq_experiments.rivals.image_layers import (
+    SMALL_IMAGE,
+    check_images,
+    check_sizes,
+    conv_norm,
+    he_weights,
+    stem_stride,
+)
+
+
+class Widths(NamedTuple):
+    """The channels of an Inception block, a row of figure 5 of Ioffe & Szegedy (2015).
+
+    `single` counts those of the 1 x 1 convolution, `three` and `double` those of the paths with one and
+    two 3 x 3 convolutions, each behind a 1 x 1 convolution to `..._reduce` channels, and `pool` those of
+    the pooled path. A block of stride 2 has no `single`, and its pooled path passes all channels through.
+    """
+
+    single: int
+    three_reduce: int
+    three: int
+    double_reduce: int
+    double: int
+    pool: int
+
+    def scaled(self, width: float) -> Widths:
+        return Widths(*(scale(channels, width) for channels in self))
+
+
+STEM = (64, 64, 192)
+# The paper's table gives 4c and 4d 576 channels, which its own columns do not sum to: they are 608.
+STAGES: tuple[tuple[Widths, ...], ...] = (
+    (Widths(64, 64, 64, 64, 96, 32), Widths(64, 64, 96, 64, 96, 64)),
+    (
+        Widths(224, 64, 96, 96, 128, 128),
+        Widths(192, 96, 128, 96, 128, 128),
+        Widths(160, 128, 160, 128, 160, 128),
+        Widths(96, 128, 192, 160, 192, 128),
+    ),
+    (Widths(352, 192, 320, 160, 224, 128), Widths(352, 192, 320, 192, 224, 128)),
+)
+# Blocks 3c and 4e, which end the first and the second stage.
+REDUCTIONS = (Widths(0, 128, 160, 64, 96, 0), Widths(0, 128, 192, 192, 256, 0))
+PUBLISHED_BLOCKS = tuple(len(stage) for stage in STAGES)
+
+
+class InceptionV2(nn.Module):
+    """y = W mean(b_10(... b_1(s(x)))), b_i(x) = [path_1(x), ..., path_4(x)] (Ioffe & Szegedy 2015, figure 5).
+
+    BN-Inception: a stem s, three stages of Inception blocks with a batch norm behind every convolution,
+    and the mean over all positions. `width` scales all published channels; `blocks` says how many blocks of
+    each stage are kept, from the first, beside the two of stride 2 that end the first two stages. The
+    auxiliary heads are left out, and the first convolution is a plain one, not a separable one.
+
+    Above 64 pixels the stem is the published one: a 7 x 7 convolution and two pools of stride 2 each, so
+    that the stages of 224 pixels see 28, 14 and 7. Up to 64 pixels the first convolution is 3 x 3, with
+    stride 1 up to 32 pixels or 2, and the first pool is left out: of 32 and of 64 pixels the stages see
+    16, 8 and 4.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        in_channels: int = 3,
+        image_size: int = 224,
+        width: float = 1.0,
+        blocks: Sequence[int] = PUBLISHED_BLOCKS,
+    ):
+        super().__init__()
+        check_sizes(classes=classes, in_channels=in_channels, image_size=image_size)
+        if not width > 0:
+            raise ValueError(
+                f"width scales the published channels and must be above 0, not {width}"
+            )
+        blocks = tuple(blocks)
+        if len(blocks) != len(STAGES) or not all(
+            1 <= kept <= published for kept, published in zip(blocks, PUBLISHED_BLOCKS, strict=True)
+        ):
+            raise ValueError(
+                f"blocks must be three numbers from 1 to at most {PUBLISHED_BLOCKS}, not {blocks}"
+            )
+        self.config: dict[str, Any] = {
+            "classes": classes,
+            "in_channels": in_channels,
+            "image_size": image_size,
+            "width": width,
+            "blocks": blocks,
+        }
+        self.stem = stem(in_channels, image_size, width)
+        channels = scale(STEM[-1], width)
+        stages: list[nn.Module] = []
+        for stage, (published, kept) in enumerate(zip(STAGES, blocks, strict=True)):
+            layers: list[InceptionBlock] = []
+            for widths in published[:kept]:
+                # Only the very last block of the paper takes the largest of its pool, not the mean.
+                largest = widths is STAGES[-1][-1]
+                layers.append(InceptionBlock(channels, widths.scaled(width), largest=largest))
+                channels = layers[-1].channels
+            if stage < len(REDUCTIONS):
+                layers.append(InceptionBlock(channels, REDUCTIONS[stage].scaled(width), stride=2))
+                channels = layers[-1].channels
+            stages.append(nn.Sequential(*layers))
+        self.stages = nn.Sequential(*stages)
+        self.apply(he_weights)
+        # After the draw above, which is for layers before a ReLU.
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, in_channels, H, W) to logits (B, classes); other sizes than `image_size` pass too."""
+        check_images(x, self.config["in_channels"])
+        return self.head(self.stages(self.stem(x)).mean(dim=(2, 3)))
+
+
+class InceptionBlock(nn.Module):
+    """[conv1(x), conv3(conv1(x)), conv3(conv3(conv1(x))), conv1(pool(x))] beside each other.
+
+    (B, inputs, H, W) to (B, channels, H / stride, W / stride), rounded up. With stride 2 the first
+    path is left out and the last is the pool of largest values alone.
+    """
+
+    def __init__(self, inputs: int, widths: Widths, *, stride: int = 1, largest: bool = False):
+        super().__init__()
+        pool: nn.Module
+        if stride > 1 or largest:
+            pool = nn.MaxPool2d(3, stride, padding=1)
+        else:
+            pool = nn.AvgPool2d(3, stride, padding=1)
+        paths: list[nn.Module] = [
+            nn.Sequential(
+                conv_norm(inputs, widths.three_reduce, 1),
+                conv_norm(widths.three_reduce, widths.three, 3, stride=stride),
+            ),
+            nn.Sequential(
+                conv_norm(inputs, widths.double_reduce, 1),
+                conv_norm(widths.double_reduce, widths.double, 3),
+                conv_norm(widths.double, widths.double, 3, stride=stride),
+            ),
+        ]
+        if stride > 1:
+            self.widths: tuple[int, ...] = (widths.three, widths.double, inputs)
+            paths.append(pool)
+        else:
+            self.widths = (widths.single, widths.three, widths.double, widths.pool)
+            paths.insert(0, conv_norm(inputs, widths.single, 1))
+            paths.append(nn.Sequential(pool, conv_norm(inputs, widths.pool, 1)))
+        self.paths = nn.ModuleList(paths)
+        self.channels = sum(self.widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([path(x) for path in self.paths], dim=1)
+
+
+def stem(in_channels: int, image_size: int, width: float) -> nn.Sequential:
+    """From images to the first stage; the class says which rule the sizes follow."""
+    first, reduce, last = (scale(channels, width) for channels in STEM)
+    small = image_size <= SMALL_IMAGE
+    layers: list[nn.Module] = [
+        conv_norm(in_channels, first, 3 if small else 7, stride=stem_stride(image_size, 2))
+    ]
+    if not small:
+        layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+    return nn.Sequential(
+        *layers,
+        conv_norm(first, reduce, 1),
+        conv_norm(reduce, last, 3),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    )
+
+
+def scale(channels: int, width: float) -> int:
+    """Published channels times `width`, but none that were there may vanish."""
+    return max(1, round(channels * width)) if channels else 0

@@ -1,0 +1,1 @@
+"""`cdeq demo`: a small teacher on embedded data, its students, everything compared."""

@@ -1,0 +1,109 @@
+"""Language models scored as the field does it: every token of the test text once, in order, with memory.
+
+A text is read in segments. Each method meets its own memory: what it left, after as many steps as it takes, of the
+segments before. Shapes: B streams, L tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdeq.equilibrium.contract import EquilibriumModel, is_batched
+from cdeq.equilibrium.memory import Memory, Segment, require_memory
+from cdeq.equilibrium.states import State, relative_distance
+from cdeq.evaluation.comparison import Equilibria, Method, Quality
+from cdeq.evaluation.metrics import Metric
+from cdeq.solvers import Anderson, solve_model
+from cdeq_experiments.subjects import Tolerances
+
+Segments = Sequence[tuple[Tensor, Tensor]]
+"""Consecutive (tokens, targets), each (B, L); a negative target counts for nothing."""
+
+
+def score_part(model: Any, features: Tensor, targets: Tensor) -> tuple[float, int]:
+    """The summed negative log-likelihood of the targets, and how many there are."""
+    nll = model.words.nll(features, targets)
+    return float(nll.double().sum()), int((targets >= 0).sum())
+
+
+@torch.no_grad()
+def find_text_equilibria(
+    model: EquilibriumModel,
+    segments: Segments,
+    metric: Metric,
+    tolerances: Tolerances,
+) -> tuple[Equilibria, Segment]:
+    """The converged model on the whole text, its equilibria kept; and its last full segment, to time methods on."""
+    memory: Memory = ()
+    states, parts, steps, residuals = [], [], [], []
+    timed: Segment | None = None
+    for tokens, targets in segments:
+        x = Segment(tokens, memory)
+        if timed is None or tokens.shape == timed.tokens.shape:
+            timed = x
+        context = model.inject(x)
+        found = solve_model(
+            model, context, Anderson(), tol=tolerances.reference, max_steps=tolerances.budget
+        )
+        parts.append(score_part(model, model.readout(found.state, context), targets))
+        states.append(found.state)
+        steps.append(found.steps.double())
+        residuals.append(found.residual.double())
+        memory = require_memory(model).remember(found.state, context)
+    assert timed is not None
+    known = Equilibria(
+        states,
+        metric.score(parts),
+        float(torch.cat(steps).mean()),
+        float(torch.cat(residuals).mean()),
+    )
+    return known, timed
+
+
+@torch.no_grad()
+def measure_text_quality(
+    method: Method,
+    model: EquilibriumModel,
+    segments: Segments,
+    stars: list[State] | None,
+    metric: Metric,
+    counts: tuple[int, ...],
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[int, Quality]:
+    """Perplexity and distance to the converged model's states, if they are known, read once for each number of steps.
+
+    The residual is not measured: it would cost a step more at every segment.
+    """
+    batched, remembering = is_batched(model), require_memory(model)
+    found = {}
+    for number, k in enumerate(counts):
+        memory: Memory = ()
+        parts, distances = [], []
+        for place, (tokens, targets) in enumerate(segments):
+            x = Segment(tokens, memory)
+            context = model.inject(x)
+            *_, z = method.states(x, k)
+            parts.append(score_part(model, model.readout(z, context), targets))
+            if stars is not None:
+                distances.append(relative_distance(z, stars[place], batched))
+            memory = remembering.remember(z, context)
+            if progress is not None:
+                progress(number * len(segments) + place + 1, len(counts) * len(segments))
+        distance = float(torch.cat(distances).mean()) if distances else None
+        found[k] = Quality(metric.score(parts), distance, None)
+    return found
+
+
+@torch.no_grad()
+def score_explicit_text(model: nn.Module, segments: Segments, metric: Metric) -> float:
+    """An explicit language model on the whole text, its memory carried along."""
+    memory: Memory | None = None
+    parts = []
+    for tokens, targets in segments:
+        features, memory = model(tokens, memory)
+        parts.append(score_part(model, features, targets))
+    return metric.score(parts)

@@ -1,0 +1,356 @@
+"""Text from a language model with memory, word by word: by solving for its equilibrium, or by its student.
+
+A new word costs evaluations of one token: what it needs of the words before it is the memory of their states.
+Because the model is causal, this is the text that reading everything anew for each word would give, as long as the
+memory holds it. Shapes: T tokens, V words.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from cdeq.consistency.history import Evaluation
+from cdeq.consistency.parts import Moment, Prepared
+from cdeq.consistency.student import Student
+from cdeq.consistency.weights import mix_contexts, mix_weights
+from cdeq.data.text import END, UNKNOWN, Vocabulary, words_of
+from cdeq.equilibrium.contract import Context, EquilibriumModel
+from cdeq.equilibrium.memory import Remembering, Segment
+from cdeq.equilibrium.states import State, map_state
+from cdeq.solvers import Anderson, Solver, solve_model
+from cdeq_experiments.options import ExperimentError
+
+VOCABULARY = "vocabulary.json"
+ANDERSON = Anderson()
+
+
+@runtime_checkable
+class LanguageModel(EquilibriumModel, Remembering, Protocol):
+    """An equilibrium model of text: it remembers up to `memory` tokens, and `words` scores its readout."""
+
+    memory: int
+    words: Any
+    """Has `log_probabilities(features)`, (..., V), and `vocabulary`, V."""
+
+
+class Advanced(NamedTuple):
+    """A segment read: its state, its context, the evaluations of the map, and whether the solver converged."""
+
+    state: State
+    context: Context
+    evaluations: int
+    converged: bool = True
+
+
+Advance = Callable[[Segment], Advanced]
+"""How a method reads a segment."""
+
+
+class Generated(NamedTuple):
+    """A drawn token, its log-probability under the model, and what reading the token before it and drawing took."""
+
+    token: int
+    log_probability: float
+    evaluations: int
+    seconds: float
+    converged: bool
+
+
+# How a segment is read.
+
+
+def teacher_advance(
+    model: LanguageModel, *, solver: Solver = ANDERSON, tol: float = 1e-3, max_steps: int = 50
+) -> Advance:
+    """Reading by solving for the equilibrium, to a tolerance."""
+    plain = folded(model)
+
+    @torch.no_grad()
+    def advance(x: Segment) -> Advanced:
+        context = plain.inject(x)
+        found = solve_model(plain, context, solver, tol=tol, max_steps=max_steps)
+        return Advanced(found.state, context, found.evaluations, bool(found.converged.all()))
+
+    return advance
+
+
+def student_advance(student: Student, steps: int) -> Advance:
+    """Reading by `steps` steps of a student: its rollout, with the weights of every step made once, not per token."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, not {steps}")
+    with torch.no_grad():
+        moments = [student.moment(j) for j in range(steps)]
+        names = student.deltas.names
+        theta: list[Tensor] = [student.methods.model.get_parameter(name) for name in names]
+        delta = student.deltas()
+
+        def at(strength: float | Tensor) -> Any:
+            return folded(student.teacher, mix_weights(names, theta, delta, strength))
+
+        base, changed = at(0.0), at(1.0)
+        own_weights = student.time_heads is None
+        models = [at(moment.strength) if own_weights else changed for moment in moments]
+    keep = 1 if student.recipe.history == "none" else student.recipe.window + 1
+
+    @torch.no_grad()
+    def advance(x: Segment) -> Advanced:
+        context = altered = base.inject(x)
+        if student.recipe.injection == "student":
+            altered = changed.inject(x)
+        z = student.begin(Prepared(context, altered, [], [], {}))
+        evaluations: list[Evaluation] = []
+        for model, moment in zip(models, moments, strict=True):
+            h = _evaluated(student, model, moment, z, context, altered)
+            evaluations = [*evaluations, (z, h)][-keep:]
+            z = student.combine(evaluations, moment)
+        return Advanced(z, context, steps)
+
+    return advance
+
+
+def _evaluated(
+    student: Student, model: Any, moment: Moment, z: State, context: Context, altered: Context
+) -> State:
+    """`student.evaluate` with the weights of the moment already in `model`."""
+    if student.time_heads is None:
+        return model.step(z, mix_contexts(context, altered, moment.strength))
+    heads = iter(student.time_heads)
+    return map_state(lambda part: next(heads)(part, moment.time), model.step(z, altered))
+
+
+@torch.no_grad()
+def folded(model: Any, weights: dict[str, Tensor] | None = None) -> Any:
+    """A copy to evaluate, with other weights if given by name, whose normalised weights are computed once for all.
+
+    For one token, normalising the weights takes longer than multiplying by them. What is the same stays shared: a
+    large vocabulary is not copied.
+    """
+    if not isinstance(model, nn.Module):
+        return model
+    weights = weights or {}
+    same = {id(p): p for name, p in model.named_parameters() if name not in weights}
+    copied = copy.deepcopy(model, same).eval()
+    for name, weight in weights.items():
+        copied.get_parameter(name).copy_(weight)
+    for module in list(copied.modules()):
+        if not parametrize.is_parametrized(module):
+            continue
+        found = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr]
+        # Not remove_parametrizations, which changes the class itself: copies share it with the original.
+        module.__class__ = parametrize.type_before_parametrizations(module)
+        del module.parametrizations
+        for name, weight in found.items():
+            module.register_parameter(name, nn.Parameter(weight.detach(), requires_grad=False))
+    return copied
+
+
+# Words.
+
+
+def draw(
+    log_probabilities: Tensor,
+    *,
+    temperature: float,
+    top: int,
+    excluded: Collection[int],
+    generator: torch.Generator,
+) -> int:
+    """A token from log-probabilities (V,): argmax of log p / temperature + Gumbel noise, among the `top` likeliest.
+
+    Every word has noise of its own, so that with the same numbers two models that nearly agree draw the same word.
+    """
+    scores = log_probabilities.clone()
+    scores[list(excluded)] = -math.inf
+    best, places = scores.topk(min(top, len(scores)))
+    if bool(best[0].isnan()):  # what is not a number is sorted first
+        raise ExperimentError("the model's probabilities are not numbers: it cannot be drawn from")
+    if temperature:
+        noise = torch.empty(len(scores)).exponential_(generator=generator).to(best)[places].log()
+        # Relative to the likeliest: a tiny temperature then leaves that one, and no infinity.
+        best = (best - best[0]) / temperature - noise
+    return int(places[best.argmax()])
+
+
+@torch.no_grad()
+def generate(
+    advance: Advance,
+    model: LanguageModel,
+    prompt: Tensor,
+    *,
+    tokens: int,
+    temperature: float = 1.0,
+    top: int = 40,
+    excluded: Collection[int] = (),
+    generator: torch.Generator,
+) -> Iterator[Generated]:
+    """Draw `tokens` tokens after a prompt (T,), T >= 1, one after another.
+
+    All of the prompt but its last token is read in segments as long as the memory. `temperature` 0 takes the
+    likeliest token; only the `top` likeliest are drawn, and never one of those `excluded`.
+    """
+    check_drawing(tokens=tokens, temperature=temperature, top=top)
+    if prompt.ndim != 1 or not len(prompt):
+        raise ValueError(f"a prompt must be one token or more, (T,), not {tuple(prompt.shape)}")
+    if len(set(excluded)) >= model.words.vocabulary:
+        raise ValueError("all words are excluded: there is none to draw")
+    memory = model.no_memory(1)
+    for segment in prompt[:-1].split(max(model.memory, 1)):
+        if len(segment):  # an empty tensor splits into itself
+            read = advance(Segment(segment[None], memory))
+            memory = model.remember(read.state, read.context)
+    token = prompt[-1:]
+    for _ in range(tokens):
+        began = time.perf_counter()
+        read = advance(Segment(token[None], memory))
+        features = model.readout(read.state, read.context)[0, -1]
+        scores = model.words.log_probabilities(features)
+        drawn = draw(
+            scores, temperature=temperature, top=top, excluded=excluded, generator=generator
+        )
+        memory = model.remember(read.state, read.context)
+        seconds = time.perf_counter() - began
+        yield Generated(drawn, float(scores[drawn]), read.evaluations, seconds, read.converged)
+        token = prompt.new_tensor([drawn])
+
+
+def check_drawing(*, tokens: int, temperature: float, top: int) -> None:
+    """Refuse what no text can be drawn with."""
+    for name, count in (("tokens", tokens), ("top", top)):
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, not {count}")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be finite and not negative, not {temperature}")
+
+
+def prompt_tokens(vocabulary: Vocabulary, text: str) -> tuple[Tensor, tuple[str, ...]]:
+    """The tokens (T,) of a prompt, and its words that are not in the vocabulary; `<eos>` for an empty prompt."""
+    lines = text.split("\n")
+    unknown = dict.fromkeys(word for word in words_of(lines) if word not in vocabulary.ids)
+    tokens = vocabulary.encode(lines)
+    # What is generated goes on with the last line, so its end is not part of the prompt.
+    return (tokens[:-1] if len(tokens) > 1 else tokens), tuple(unknown)
+
+
+def never_drawn(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """The tokens that no text should show: `<unk>`."""
+    return (vocabulary.ids[UNKNOWN],)
+
+
+def shown(word: str) -> str:
+    """A word as a terminal may print it: `<eos>` is a line's end, and what is not printable is spelt out."""
+    if word == END:
+        return "\n"
+    return word if word.isprintable() else word.encode("unicode_escape").decode()
+
+
+def load_text_student(folder: Path) -> tuple[Student, LanguageModel, Vocabulary]:
+    """A student of a language model, its teacher, and their words, as `cdeq reproduce table1` keeps them."""
+    if not folder.is_dir():
+        raise ExperimentError(f"there is no folder {folder}")
+    student = Student.load(folder)
+    teacher: Any = student.teacher
+    if not isinstance(teacher, LanguageModel) or not hasattr(teacher.words, "log_probabilities"):
+        raise ExperimentError(
+            f"the teacher in {folder}, a {type(teacher).__name__}, cannot write: "
+            "it has no memory or no words, as a DEQTransformer has"
+        )
+    path = folder / VOCABULARY
+    if not path.exists():
+        raise ExperimentError(
+            f"{folder} has no {VOCABULARY}: save the words that the student was trained on there, "
+            "with Vocabulary.to_json"
+        )
+    try:
+        vocabulary = Vocabulary.from_json(path)
+    except ValueError as error:
+        raise ExperimentError(str(error)) from error
+    if len(vocabulary) != teacher.words.vocabulary:
+        raise ExperimentError(
+            f"{path} has {len(vocabulary)} words, the model {teacher.words.vocabulary}: "
+            "it belongs to another model"
+        )
+    return student, teacher, vocabulary
+
+
+# What it took.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """The tokens that a method drew, and what a token took it; `steps` is None for the teacher."""
+
+    steps: int | None
+    tokens: tuple[int, ...]
+    seconds_per_token: float
+    """The median."""
+    evaluations_per_token: float
+    unconverged: int
+    """Tokens at which the solver ran out of its budget."""
+
+    @classmethod
+    def of(cls, steps: int | None, generated: Sequence[Generated]) -> Writing:
+        return cls(
+            steps=steps,
+            tokens=tuple(one.token for one in generated),
+            seconds_per_token=median(one.seconds for one in generated),
+            evaluations_per_token=fmean(one.evaluations for one in generated),
+            unconverged=sum(not one.converged for one in generated),
+        )
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1 / self.seconds_per_token
+
+    def same_words(self, other: Writing) -> int:
+        """How many words both texts begin with."""
+        pairs = list(zip(self.tokens, other.tokens, strict=False))
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+
+    def row(self, teacher: Writing, vocabulary: Vocabulary) -> dict[str, Any]:
+        """The measurements, beside those of the teacher, by name."""
+        return {
+            "method": "teacher" if self.steps is None else "student",
+            "steps": self.steps,
+            "evaluations_per_token": self.evaluations_per_token,
+            "seconds_per_token": self.seconds_per_token,
+            "tokens_per_second": self.tokens_per_second,
+            "times_faster": teacher.seconds_per_token / self.seconds_per_token,
+            "same_words": self.same_words(teacher),
+            "unconverged": self.unconverged,
+            "text": vocabulary.decode(self.tokens),
+        }
+
+
+def method_name(steps: int | None) -> str:
+    """The teacher, or the student and its steps."""
+    return "teacher" if steps is None else f"student, {steps} step{'s' * (steps > 1)}"
+
+
+def writings_table(writings: Sequence[Writing]) -> Table:
+    """How fast each method wrote, the teacher first."""
+    table = Table(title="Median over the tokens; evaluations are a mean", title_justify="left")
+    table.add_column("method", no_wrap=True)
+    for name in ("evaluations a token", "tokens a second", "times faster", "same words at first"):
+        table.add_column(name, justify="right")
+    teacher = writings[0]
+    for one in writings:
+        table.add_row(
+            method_name(one.steps),
+            f"{one.evaluations_per_token:.1f}",
+            f"{one.tokens_per_second:.0f}",
+            "" if one is teacher else f"{teacher.seconds_per_token / one.seconds_per_token:.1f}",
+            "" if one is teacher else f"{one.same_words(teacher)} of {len(teacher.tokens)}",
+        )
+    return table

@@ -1,0 +1,40 @@
+"""The one entry point: solve without gradient, then let the chosen gradient in."""
+
+from __future__ import annotations
+
+import torch
+
+from cdeq.equilibrium.contract import Context, EquilibriumModel, is_batched
+from cdeq.equilibrium.states import State
+from cdeq.gradients.base import Gradient
+from cdeq.solvers import Solution, Solver, solve_model
+
+
+def solve_with_gradient(
+    model: EquilibriumModel,
+    context: Context,
+    *,
+    solver: Solver,
+    gradient: Gradient,
+    tol: float = 1e-4,
+    max_steps: int = 50,
+    z0: State | None = None,
+) -> Solution:
+    """The equilibrium z* = step(z*, context), with a gradient to the weights and to the context.
+
+    Where gradients are disabled this is `solve_model`, and nothing more is evaluated. Where they
+    are enabled the state has passed through the gradient's own steps (one for `Implicit` and
+    `JacobianFree`, `steps` for `Phantom`); residual and counts remain those of the solve.
+    `Unrolled` solves nothing and reads neither `solver`, `tol` nor `max_steps`.
+    """
+
+    def solve(start: State) -> Solution:
+        with torch.no_grad():
+            return solve_model(model, context, solver, z0=start, tol=tol, max_steps=max_steps)
+
+    return gradient.run(
+        lambda z: model.step(z, context),
+        model.start(context) if z0 is None else z0,
+        solve,
+        is_batched(model),
+    )

@@ -1,0 +1,131 @@
+"""Training a teacher: a DEQ whose equilibrium, not its tenth step, gives the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdeq.equilibrium.contract import EquilibriumModel, check_contract
+from cdeq.equilibrium.memory import Segment, require_memory
+from cdeq.equilibrium.states import tensors_of
+from cdeq.gradients import Gradient, Phantom, Unrolled, jacobian_penalty, solve_with_gradient
+from cdeq.solvers import Anderson, Solver
+from cdeq.training.draws import numbered_draws, numbered_generator
+from cdeq.training.log import Progress
+from cdeq.training.loop import FitConfig, fit
+from cdeq.training.segments import CarriedMemory
+from cdeq.training.task_loss import TaskLoss, cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachConfig:
+    """How a teacher is trained.
+
+    `depths`: the solver's budget is drawn anew for each update from this range, so that the model is not made
+        for one depth. `penalty`: weight of the Jacobian penalty, which keeps the map a contraction.
+    `pretrain`: this many first updates are shallow, `pretrain_depth` unrolled steps.
+    """
+
+    fit: FitConfig
+    solver: Solver = field(default_factory=Anderson)
+    gradient: Gradient = field(default_factory=Phantom)
+    tol: float = 1e-3
+    depths: tuple[int, int] = (15, 30)
+    penalty: float = 0.0
+    pretrain: int = 0
+    pretrain_depth: int = 4
+    seed: int = 0
+
+
+class TeachingObjective(nn.Module):
+    """Task loss at the equilibrium, plus the Jacobian penalty there.
+
+    With `carried` the inputs are the segments of a long text, and a model with memory meets its own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TeachConfig,
+        task_loss: TaskLoss,
+        carried: CarriedMemory | None = None,
+    ):
+        super().__init__()
+        self.model, self.config, self.task_loss = model, config, task_loss
+        self.carried = carried
+
+    def forward(self, batch: tuple[Any, Tensor], update: int) -> tuple[Tensor, dict[str, Tensor]]:
+        # A run that goes on after a kill meets the dropout masks that it would have met.
+        with numbered_draws(self.config.seed, update):
+            return self._loss(batch, update)
+
+    def _loss(self, batch: tuple[Any, Tensor], update: int) -> tuple[Tensor, dict[str, Tensor]]:
+        (x, y), config = batch, self.config
+        model: EquilibriumModel = self.model  # type: ignore[assignment]
+        generator = numbered_generator(config.seed, update)
+        low, high = config.depths
+        depth = int(torch.randint(low, high + 1, (), generator=generator))
+        shallow = update < config.pretrain
+        if self.carried is not None:
+            x = Segment(x, self.carried.at(update))
+        context = model.inject(x)
+        solution = solve_with_gradient(
+            model,
+            context,
+            solver=config.solver,
+            gradient=Unrolled(steps=config.pretrain_depth) if shallow else config.gradient,
+            tol=config.tol,
+            max_steps=depth,
+        )
+        loss = self.task_loss(model.readout(solution.state, context), y)
+        if self.carried is not None:
+            self.carried.keep(require_memory(model).remember(solution.state, context))
+        metrics = {"task": loss.detach(), "residual": solution.residual.mean()}
+        if config.penalty > 0 and not shallow:
+            # The estimate draws its signs where the state is.
+            device = tensors_of(solution.state)[0].device
+            signs = numbered_generator(config.seed, update, device)
+            penalty = jacobian_penalty(
+                lambda z: model.step(z, context), solution.state, generator=signs
+            )
+            loss = loss + config.penalty * penalty
+            metrics["penalty"] = penalty.detach()
+        return loss, metrics
+
+
+def teach(
+    model: nn.Module,
+    batch_at: Callable[[int], tuple[Any, Tensor]],
+    config: TeachConfig,
+    *,
+    task_loss: TaskLoss = cross_entropy,
+    carried: CarriedMemory | None = None,
+    folder: Path | None = None,
+    identity: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Train `model` in place; `batch_at(update)` gives (x, y). Resumes from `folder` as `fit` does.
+
+    With `carried` the batches are consecutive segments (tokens, targets), and their memory passes through it.
+    A model that offers `project()` is projected back onto its well-posed set after each update.
+    """
+    check_contract(model)
+    if carried is not None:
+        require_memory(model)
+    project = getattr(model, "project", None)
+    model.train()
+    fit(
+        TeachingObjective(model, config, task_loss, carried),
+        batch_at,
+        config.fit,
+        folder=folder,
+        identity=identity,
+        after_update=None if project is None else lambda update: project(),
+        progress=progress,
+    )
+    model.eval()
