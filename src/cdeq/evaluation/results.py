@@ -74,6 +74,8 @@ class Row:
     """Share of images whose class is among the five likeliest; None for other metrics."""
     figures: dict[str, float] = field(default_factory=dict)
     """Further measurements, by a name that says the unit."""
+    published: dict[str, float] = field(default_factory=dict)
+    """What the paper reports at the same place: metric, seconds, top5."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -90,8 +92,13 @@ class Results:
     hardware: dict[str, Any] | str
     teachers: tuple[TeacherResult, ...]
     rows: tuple[Row, ...]
+    findings: tuple[str, ...] = ()
+    """Sentences computed from the rows."""
+    page: dict[str, Any] = field(default_factory=dict)
+    """How it is laid out for a reader: title, notes, evaluations shown."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "findings", tuple(self.findings))
         object.__setattr__(self, "teachers", tuple(self.teachers))
         object.__setattr__(self, "rows", tuple(self.rows))
         _check_fields(self)
