@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TASK ?= images
 
-.PHONY: demo test lint format docs bench bench-graphs results clean
+.PHONY: demo test quick lint format docs bench bench-graphs results clean
 
 $(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,10 @@ demo: $(READY)
 # Under xdist each worker computes on one thread: two would fight over the same cores.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# Without what trains for long or starts processes.
+quick: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
 
 # Not the README, whose code has its comments in a column.
 lint: $(READY)
