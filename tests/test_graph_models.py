@@ -1,4 +1,4 @@
-"""Implicit graph networks: bounds, closed forms, splitting, gradients, dropout, sparse features."""
+"""Implicit graph networks: closed forms, splitting, gradients, dropout, sparse features."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph, normalised_adjacency
-from cdeq.data.sparse import SparseMatrix, csr_from_entries
-from cdeq.gradients import Implicit, Unrolled, solve_with_gradient, spectral_radius
+from cdeq.data.sparse import SparseMatrix
+from cdeq.gradients import spectral_radius
 from cdeq.models import EIGNN, IGNN, MIGNN
 from cdeq.models.graph import eignn, mignn
 from cdeq.models.graph.bounds import perron_frobenius, project_rows_l1
@@ -24,23 +24,11 @@ from cdeq.models.graph.start import PropagatedStart
 from cdeq.solvers import Anderson, Picard, solve_model
 from cdeq.training.loop import FitConfig
 from cdeq.training.teaching import TeachConfig, teach
+from checks import csr, numbers, require_implicit_gradients
+from graphs import FEATURES, random_graph
 
-NODES, FEATURES, WIDTH, CLASSES = 24, 5, 6, 3
+NODES, WIDTH, CLASSES = 24, 6, 3
 DOUBLE = torch.float64
-
-
-def numbers(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
-
-
-def csr(dense: Tensor) -> Tensor:
-    rows, columns = dense.nonzero(as_tuple=True)
-    return csr_from_entries(rows, columns, dense[rows, columns], tuple(dense.shape))
-
-
-def graph(nodes: int = NODES) -> Graph:
-    edges = torch.randint(nodes, (2, 2 * nodes), generator=torch.Generator().manual_seed(0))
-    return Graph(normalised_adjacency(edges, nodes).double(), numbers(nodes, FEATURES))
 
 
 def make(kind: type[nn.Module], **options: Any) -> Any:
@@ -69,151 +57,6 @@ def scrambled(model: Any, scale: float) -> Any:
 every_kind = pytest.mark.parametrize("kind", [IGNN, EIGNN, MIGNN])
 
 
-# The largest eigenvalue of |A|.
-
-
-def path(nodes: int) -> Tensor:
-    ones = torch.ones(nodes - 1, dtype=DOUBLE)
-    return torch.diag(ones, 1) + torch.diag(ones, -1)
-
-
-def largest_eigenvalue(dense: Tensor) -> float:
-    return float(torch.linalg.eigvals(dense.abs().double()).abs().max())
-
-
-@given(
-    nodes=st.integers(1, 12),
-    density=st.floats(0.05, 1.0),
-    symmetric=st.booleans(),
-    seed=st.integers(0, 1000),
-)
-@settings(max_examples=60, deadline=None)
-def test_the_bound_is_never_below_the_eigenvalue(nodes, density, symmetric, seed):
-    generator = torch.Generator().manual_seed(seed)
-    dense = torch.randn(nodes, nodes, generator=generator, dtype=DOUBLE)
-    dense = dense * (torch.rand(nodes, nodes, generator=generator) < density)
-    dense = dense + dense.T if symmetric else dense
-    exact = largest_eigenvalue(dense)
-    for iterations in (1, 3, 500):
-        bound = perron_frobenius(csr(dense), max_iterations=iterations)
-        assert bound >= exact * (1 - 1e-12)
-    if symmetric:  # the last one had time to settle, unless two eigenvalues nearly agree
-        assert perron_frobenius(csr(dense), tol=1e-4, max_iterations=20000) <= exact * (1 + 1.1e-4)
-
-
-def test_the_eigenvalue_of_graphs_known_by_heart():
-    ring = torch.roll(torch.eye(8, dtype=DOUBLE), 1, dims=1)
-    star = torch.zeros(7, 7, dtype=DOUBLE)
-    star[0, 1:] = star[1:, 0] = 1.0
-    apart = torch.block_diag(3.0 * ring, torch.tensor([[5.0]]), torch.zeros(2, 2)).double()
-    for dense, exact in (
-        (ring, 1.0),  # directed, of period 8
-        (ring + ring.T, 2.0),  # bipartite
-        (-star, math.sqrt(6)),  # bipartite, signed
-        (ring * torch.arange(1.0, 9.0), math.factorial(8) ** (1 / 8)),  # of period 8, weighted
-        (path(5), math.sqrt(3)),  # bipartite, and not known from its degrees
-        (apart, 5.0),  # three components, two nodes without an edge
-        (torch.zeros(3, 3, dtype=DOUBLE), 0.0),
-    ):
-        assert perron_frobenius(csr(dense), tol=1e-10) == pytest.approx(exact, rel=1e-9, abs=0)
-        assert largest_eigenvalue(dense) == pytest.approx(exact, rel=1e-9)
-
-
-def test_the_bound_is_tight_where_other_components_fade():
-    # Thousands of iterations, after which the lonely node is beyond the smallest number there is.
-    dense = torch.block_diag(path(60), torch.zeros(1, 1))
-    found = perron_frobenius(csr(dense), tol=1e-10, max_iterations=20000)
-    assert found == pytest.approx(2 * math.cos(math.pi / 61), rel=1e-9)
-
-
-def test_the_bound_of_a_directed_graph_does_not_trust_rayleigh():
-    # Its quotient is above the only eigenvalue, 1, and meets the largest ratio early.
-    dense = torch.tensor([[1.0, 4.0], [0.0, 1.0]], dtype=DOUBLE)
-    assert 1.0 <= perron_frobenius(csr(dense), tol=0.1) < 1.12
-
-
-def test_the_eigenvalue_of_a_normalised_adjacency_is_one_after_one_product():
-    path = torch.stack([torch.arange(299), torch.arange(1, 300)])  # its gap is of the order 1e-4
-    for adjacency in (graph().adjacency, normalised_adjacency(path, 310)):
-        found = perron_frobenius(adjacency, tol=1e-6, max_iterations=1)
-        assert found == pytest.approx(1.0, rel=1e-6)
-
-
-def test_the_eigenvalue_needs_a_square_finite_sparse_matrix():
-    adjacency = graph().adjacency
-    with pytest.raises(ValueError, match="CSR"):
-        perron_frobenius(adjacency.to_dense())
-    with pytest.raises(ValueError, match="square"):
-        perron_frobenius(csr(torch.ones(2, 3)))
-    with pytest.raises(ValueError, match="infinite"):
-        perron_frobenius(csr(torch.full((2, 2), torch.inf)))
-    with pytest.raises(ValueError, match="tol"):
-        perron_frobenius(adjacency, tol=0.0)
-
-
-# The l1 ball.
-
-
-def projected_slowly(row: Tensor, radius: float) -> Tensor:
-    """Bisection for the shrinkage at which the l1 norm is the radius."""
-    if row.abs().sum() <= radius:
-        return row
-    low, high = 0.0, float(row.abs().max())
-    for _ in range(80):
-        middle = (low + high) / 2
-        if float((row.abs() - middle).clamp_min(0).sum()) > radius:
-            low = middle
-        else:
-            high = middle
-    return row.sign() * (row.abs() - high).clamp_min(0)
-
-
-weights = st.lists(
-    st.lists(st.floats(-1e3, 1e3, allow_subnormal=False), min_size=4, max_size=4),
-    min_size=1,
-    max_size=4,
-).map(lambda rows: torch.tensor(rows, dtype=DOUBLE))
-
-
-@given(weight=weights, radius=st.floats(1e-3, 1e3), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
-def test_projection_is_feasible_idempotent_and_nearest(weight, radius, seed):
-    found = project_rows_l1(weight, radius)
-    slowly = torch.stack([projected_slowly(row, radius) for row in weight])
-    torch.testing.assert_close(found, slowly, rtol=1e-10, atol=1e-10)
-    norms = found.abs().sum(dim=1)
-    assert bool((norms <= radius * (1 + 1e-12) + 1e-12).all())
-    again = project_rows_l1(found, radius)
-    torch.testing.assert_close(again, found, rtol=1e-10, atol=1e-10)
-    inside = weight.abs().sum(dim=1) <= radius
-    assert torch.equal(found[inside], weight[inside])
-    # No other point of the ball is nearer: the residual makes no acute angle with any way into it.
-    others = torch.randn(
-        50, *weight.shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE
-    )
-    corners = F.one_hot(torch.arange(4)).double()[:, None].expand(-1, len(weight), -1)
-    others = torch.cat([others, corners, -corners])
-    others = radius * others / others.abs().sum(dim=2, keepdim=True)
-    angles = ((weight - found) * (others - found)).sum(dim=2)
-    assert float(angles.max()) <= 1e-9 * (1 + float(weight.abs().max()) * radius)
-
-
-def test_projection_keeps_its_digits_beside_large_entries():
-    weight = torch.tensor([[3e7, 3e7 + 2.0, -3e7 - 4.0, 1.0]])
-    expected = torch.tensor([[0.0, 0.0, -1.0, 0.0]])
-    torch.testing.assert_close(project_rows_l1(weight, 1.0), expected)
-    assert project_rows_l1(torch.full((2, 5), 1e30), 0.5).sum(dim=1).tolist() == pytest.approx(
-        [0.5, 0.5]
-    )
-
-
-def test_projection_refuses_what_is_no_ball():
-    with pytest.raises(ValueError, match="radius"):
-        project_rows_l1(torch.ones(2, 2), 0.0)
-    with pytest.raises(ValueError, match="rows"):
-        project_rows_l1(torch.ones(2), 1.0)
-
-
 # IGNN.
 
 
@@ -224,7 +67,7 @@ def test_ignn_projects_its_weight_and_training_calls_it():
     torch.testing.assert_close(model.weight.detach(), project_rows_l1(before, 0.4))
     torch.testing.assert_close(model.bounded_weight(), model.weight)
     # A learning rate that leaves the ball in every update.
-    x, labels = graph(), torch.arange(NODES) % CLASSES
+    x, labels = random_graph(), torch.arange(NODES) % CLASSES
     config = TeachConfig(fit=FitConfig(updates=3, learning_rate=1.0), depths=(5, 5))
     teach(model, lambda update: (x, labels), config)
     assert not torch.allclose(model.weight.detach(), project_rows_l1(before, 0.4))
@@ -233,7 +76,7 @@ def test_ignn_projects_its_weight_and_training_calls_it():
 
 @pytest.mark.parametrize("scale", [0.5, 30.0])
 def test_ignn_is_well_posed_on_an_adjacency_that_is_not_normalised(scale):
-    x = graph()
+    x = random_graph()
     x = x._replace(adjacency=csr(scale * x.adjacency.to_dense()))
     bound = perron_frobenius(x.adjacency)
     assert bound == pytest.approx(scale)
@@ -255,7 +98,7 @@ def test_ignn_refuses_a_spectral_bound_that_is_none(bound):
 
 
 def test_eignn_closed_forms_agree_with_the_iteration():
-    model, x = make(EIGNN, gamma=0.95), graph(60)
+    model, x = make(EIGNN, gamma=0.95), random_graph(60)
     with torch.no_grad():  # one strong direction, so that the equilibrium is far
         model.factor.copy_(torch.outer(numbers(WIDTH, seed=2), numbers(WIDTH, seed=3)))
         model.factor.add_(0.1 * numbers(WIDTH, WIDTH, seed=4))
@@ -268,7 +111,7 @@ def test_eignn_closed_forms_agree_with_the_iteration():
 
 
 def test_eignn_closed_form_is_the_kronecker_solution():
-    model, x = make(EIGNN), graph(7)
+    model, x = make(EIGNN), random_graph(7)
     injection = model.inject(x).injection.detach()
     square = model.factor.T @ model.factor
     coupling = (square / square.square().sum().sqrt()).detach()
@@ -289,14 +132,14 @@ def test_eignn_counts_the_products_of_its_closed_form(monkeypatch):
 
     original = eignn.sparse_product
     monkeypatch.setattr(eignn, "sparse_product", counting)
-    model, x = make(EIGNN), graph(60)
+    model, x = make(EIGNN), random_graph(60)
     products = [model.closed_form(x, tol=tol).products for tol in (1e-3, 1e-6, 1e-12)]
     assert sum(products) == len(calls)
     assert products == sorted(set(products))
 
 
 def test_eignn_closed_form_meets_its_tolerance_in_single_precision():
-    model, x = make(EIGNN).float(), graph(60)
+    model, x = make(EIGNN).float(), random_graph(60)
     x = Graph(x.adjacency.float(), 1e-20 * x.features.float())  # squares would underflow
     state = model.closed_form(x).state
     with torch.no_grad():
@@ -306,7 +149,7 @@ def test_eignn_closed_form_meets_its_tolerance_in_single_precision():
 
 
 def test_eignn_closed_form_of_nothing_is_nothing():
-    x = graph()
+    x = random_graph()
     x = x._replace(features=torch.zeros_like(x.features))
     assert not make(EIGNN).closed_form(x).state.any()
 
@@ -314,9 +157,9 @@ def test_eignn_closed_form_of_nothing_is_nothing():
 def test_eignn_says_when_its_closed_form_is_out_of_reach():
     model = make(EIGNN)
     with pytest.raises(RuntimeError, match="in 2 iterations"):
-        model.closed_form(graph(), max_iterations=2)
+        model.closed_form(random_graph(), max_iterations=2)
     # Single precision cannot reach this, though the residual that the recursion carries along can.
-    single = Graph(graph(60).adjacency.float(), graph(60).features.float())
+    single = Graph(random_graph(60).adjacency.float(), random_graph(60).features.float())
     with pytest.raises(RuntimeError, match="double precision"):
         make(EIGNN).float().closed_form(single, tol=1e-8)
     large = eignn.DENSE_LIMIT + 1
@@ -341,7 +184,7 @@ def activation_equilibrium(model: Any, x: Graph) -> Tensor:
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_mignn_has_one_equilibrium_for_any_number_of_sweeps(alpha):
-    model, x = make(MIGNN, alpha=alpha), graph()
+    model, x = make(MIGNN, alpha=alpha), random_graph()
     exact = activation_equilibrium(model, x)
     assert 0.2 < float((exact > 0).double().mean()) < 0.8
     for sweeps in range(1, 6):
@@ -351,7 +194,7 @@ def test_mignn_has_one_equilibrium_for_any_number_of_sweeps(alpha):
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
 def test_mignn_with_many_sweeps_is_the_exact_splitting(alpha):
-    model, x = make(MIGNN, alpha=alpha, sweeps=200), graph()
+    model, x = make(MIGNN, alpha=alpha, sweeps=200), random_graph()
     context, u = model.inject(x), numbers(NODES, WIDTH, seed=5)
     weight = model.orthogonal_weight().detach()
     system = (1 + alpha) * torch.eye(NODES * WIDTH, dtype=DOUBLE)
@@ -364,7 +207,7 @@ def test_mignn_with_many_sweeps_is_the_exact_splitting(alpha):
 
 
 def test_mignn_by_default_iterates_the_map_on_pre_activations():
-    model, x = make(MIGNN), graph()
+    model, x = make(MIGNN), random_graph()
     context, u = model.inject(x), numbers(NODES, WIDTH, seed=5)
     expected = x.adjacency.to_dense() @ torch.relu(u) @ model.orthogonal_weight().T
     torch.testing.assert_close(model.step(u, context), expected + context.injection)
@@ -374,7 +217,7 @@ def test_mignn_by_default_iterates_the_map_on_pre_activations():
 
 
 def test_mignn_takes_one_product_a_sweep(monkeypatch):
-    model, x = make(MIGNN, alpha=0.5), graph()
+    model, x = make(MIGNN, alpha=0.5), random_graph()
     context, u = model.inject(x), numbers(NODES, WIDTH, seed=5)
     dense, weight = x.adjacency.to_dense(), model.orthogonal_weight()
     calls, original = [], mignn.sparse_product
@@ -396,9 +239,9 @@ def test_mignn_takes_one_product_a_sweep(monkeypatch):
 @given(
     alpha=st.floats(0.05, 1.0), sweeps=st.integers(1, 6), scale=st.sampled_from([0.1, 1.0, 30.0])
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_mignn_step_is_a_contraction_whatever_its_weights(alpha, sweeps, scale):
-    model, x = scrambled(make(MIGNN, alpha=alpha, sweeps=sweeps), scale), graph()
+    model, x = scrambled(make(MIGNN, alpha=alpha, sweeps=sweeps), scale), random_graph()
     with torch.no_grad():
         model.mu.fill_(30.0)  # the largest weights there are
         weight, context = model.orthogonal_weight(), model.inject(x)
@@ -437,7 +280,7 @@ def test_mignn_copy_with_other_sweeps_is_its_own():
 
 
 def test_mignn_converges_with_the_solver_its_docstring_names():
-    model, x = make(MIGNN, sweeps=2), graph()
+    model, x = make(MIGNN, sweeps=2), random_graph()
     with torch.no_grad():
         solver = Anderson(window=5, mixing=0.5)
         solution = solve_model(model, model.inject(x), solver, tol=1e-10, max_steps=100)
@@ -459,24 +302,20 @@ GRADIENT_CASES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("case", GRADIENT_CASES)
 def test_implicit_gradients_are_those_of_the_unrolled_iteration(case):
-    model, x = GRADIENT_CASES[case](), graph()
     labels = torch.arange(NODES) % CLASSES
-    found = []
-    for gradient in (Implicit(tol=1e-13, max_steps=300), Unrolled(steps=600)):
-        context = model.inject(x)
-        solution = solve_with_gradient(
-            model, context, solver=Anderson(), gradient=gradient, tol=1e-13, max_steps=300
-        )
-        loss = F.cross_entropy(model.readout(solution.state, context), labels)
-        found.append(torch.autograd.grad(loss, list(model.parameters())))
-    for (name, _), implicit, unrolled in zip(model.named_parameters(), *found, strict=True):
-        assert unrolled.abs().max() > 1e-5, name
-        torch.testing.assert_close(implicit, unrolled, rtol=1e-7, atol=1e-10)
+    require_implicit_gradients(
+        GRADIENT_CASES[case](),
+        random_graph(),
+        lambda output: F.cross_entropy(output, labels),
+        unrolled=600,
+        tolerance=1e-7,
+        least=1e-5,
+    )
 
 
 @every_kind
 def test_any_weights_leave_the_map_a_contraction_at_its_equilibrium(kind):
-    x = graph()
+    x = random_graph()
     for scale in (0.1, 3.0, 100.0):
         model = scrambled(make(kind), scale)
         star = settled(model, x)
@@ -494,7 +333,7 @@ def assert_half_is_dropped(dropped: Tensor, whole: Tensor) -> None:
 
 @every_kind
 def test_dropout_is_drawn_once_an_input_and_in_training_only(kind):
-    model, plain, x = make(kind, dropout=0.5), make(kind), graph()
+    model, plain, x = make(kind, dropout=0.5), make(kind), random_graph()
     torch.testing.assert_close(model.inject(x), plain.inject(x))
     z = numbers(NODES, WIDTH, seed=5)
     context = model.inject(x)
@@ -522,7 +361,7 @@ def test_dropout_is_drawn_once_an_input_and_in_training_only(kind):
 
 @every_kind
 def test_sparse_features_give_the_same_numbers_and_gradients(kind):
-    model, x = make(kind), graph()
+    model, x = make(kind), random_graph()
     features = x.features * (x.features > 0.3)
     sparse = x._replace(features=SparseMatrix.of(csr(features)))
     upstream, found = numbers(NODES, WIDTH, seed=8), []
@@ -535,7 +374,7 @@ def test_sparse_features_give_the_same_numbers_and_gradients(kind):
 
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_the_start_is_a_polynomial_of_the_adjacency(nonnegative):
-    x = graph()
+    x = random_graph()
     start = PropagatedStart(WIDTH, inner=3, hops=4, nonnegative=nonnegative).double()
     context = GraphContext(numbers(NODES, WIDTH, seed=6), x.adjacency)
     assert not start(context).any()
@@ -551,6 +390,6 @@ def test_the_start_is_a_polynomial_of_the_adjacency(nonnegative):
 
 def test_a_start_cut_off_at_zero_can_leave_zero():
     start = PropagatedStart(WIDTH, nonnegative=True).double()
-    context = GraphContext(numbers(NODES, WIDTH, seed=6), graph().adjacency)
+    context = GraphContext(numbers(NODES, WIDTH, seed=6), random_graph().adjacency)
     (start(context) - 1).square().sum().backward()
     assert start.expand.weight.grad.any()
