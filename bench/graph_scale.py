@@ -33,22 +33,22 @@ from torch import Tensor
 
 from cdeq.consistency.distillation import distill
 from cdeq.consistency.objective import DistillationObjective
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.data.block_model import block_model
 from cdeq.data.graphs import Graph, NodeTask
 from cdeq.data.sparse import csr_from_pointers
 from cdeq.data.subgraphs import cut_fraction, part_tasks, partition, sampled_task
-from cdeq.evaluation.comparison import (
+from cdeq.evaluation import (
     median_seconds,
     quality,
     reference,
     solver_method,
     student_method,
 )
-from cdeq.evaluation.metrics import accuracy
-from cdeq.evaluation.provenance import peak_megabytes
-from cdeq.evaluation.results import write_measurements
+from cdeq.evaluation import accuracy
+from cdeq.evaluation import peak_megabytes
+from cdeq.evaluation import write_measurements
 from cdeq.gradients import Implicit
 from cdeq.models.graph.ignn import IGNN, GraphContext
 from cdeq.solvers import Anderson, Picard, solve_model
@@ -208,7 +208,7 @@ def use_phase(s: Settings, room: Path) -> dict[str, Any]:
     task = load_task(room / "task.safetensors")
     loaded = peak_megabytes()
     graph, teacher = task.graph, load_teacher(s, room)
-    student = Student.for_example(teacher, recipe_named("anchored"), graph).eval()
+    student = Student.for_example(teacher, Recipe.from_name("anchored"), graph).eval()
     with torch.no_grad():
         for weight in student.trainable().values():  # as after training: not zero
             weight.add_(0.01 * torch.randn_like(weight))
@@ -280,7 +280,7 @@ def distil_updates_phase(s: Settings, room: Path, variant: str = "whole") -> dic
         return stores[int(order[place])][0].to(weight.device, weight.dtype)
 
     first = batch_at(0)
-    student = Student.for_example(teacher, recipe_named("anchored"), first.x).train()
+    student = Student.for_example(teacher, Recipe.from_name("anchored"), first.x).train()
     del first
     began, again = time.perf_counter(), batch_at(0)
     _ = again.x, again.endpoint
@@ -294,7 +294,7 @@ def distil_updates_phase(s: Settings, room: Path, variant: str = "whole") -> dic
         batch_at,
         distil_config(s),
         folder=folder / "run",
-        after_update=lambda update: objective.update_target(),
+        after_update=lambda update: objective.update_average(),
     )
     total = time.perf_counter() - began
     student.eval().requires_grad_(False).save(folder / "saved")
@@ -314,7 +314,7 @@ def distil_phase(s: Settings, room: Path) -> dict[str, Any]:
     student = distill(
         load_teacher(s, room),
         store,
-        fit_config=distil_config(s),
+        fit=distil_config(s),
         folder=folder / "run",
         seed=s.seed,
     )

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from cdeq.consistency.objective import DistillationObjective
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
-from cdeq.evaluation.provenance import peak_megabytes
-from cdeq.evaluation.results import write_measurements
+from cdeq.evaluation import peak_megabytes
+from cdeq.evaluation import write_measurements
 from cdeq.files import atomic_write_text
 from cdeq.training.task_loss import cross_entropy
 from cdeq.trajectories import record
@@ -41,7 +41,7 @@ def one_case(mode: str, steps: int, batch: int, updates: int) -> dict[str, float
     teacher = SCALES["small"][0].build(10).eval().requires_grad_(False)
     x, y = torch.randn(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64)
     changes = {} if mode == "full" else {"backprop": mode}
-    student = Student.for_example(teacher, recipe_named("anchored", depth=steps, **changes), x)
+    student = Student.for_example(teacher, Recipe.from_name("anchored", depth=steps, **changes), x)
     objective = DistillationObjective(student.train(), cross_entropy, 0)
     with tempfile.TemporaryDirectory(prefix="cdeq-rollout-") as room:
         recorded = record(teacher, [(x, y)], room, mode="endpoint", max_steps=2)[0]

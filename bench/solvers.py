@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from torchdeq.solver.anderson import anderson_solver
 from torchdeq.solver.broyden import broyden_solver
 
-from cdeq.evaluation.results import write_measurements
+from cdeq.evaluation import write_measurements
 from cdeq.solvers import Anderson, Broyden, solve
 
 TOL, MAX_STEPS = 1e-4, 50

@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from cdeq.consistency.recipes import Recipe, recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
-from cdeq.evaluation.comparison import median_times
-from cdeq.evaluation.results import write_measurements
+from cdeq.evaluation import median_times
+from cdeq.evaluation import write_measurements
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
 
@@ -34,8 +34,8 @@ TARGET = 1.10
 WIDTH = 100
 
 RECIPES = {
-    "anchored, as it stands (no history)": recipe_named("anchored"),
-    'anchored with history="anderson", window=3 (the images demo\'s)': recipe_named(
+    "anchored, as it stands (no history)": Recipe.from_name("anchored"),
+    'anchored with history="anderson", window=3 (the images demo\'s)': Recipe.from_name(
         "anchored", history="anderson", window=3
     ),
 }

@@ -52,7 +52,7 @@ for _ in range(6):
 model.eval()
 
 teacher = cdeq.from_torchdeq(model)
-student = cdeq.distill(teacher, batches, updates=100)
+student = cdeq.distill(teacher, batches, fit=cdeq.FitConfig(updates=100))
 
 
 def accuracy(logits):

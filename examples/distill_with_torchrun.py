@@ -48,7 +48,7 @@ with cdeq.process_group():
         checkpoint_every=options.checkpoint_every,
     )
     student = cdeq.distill(
-        teacher, batches, fit_config=distilling, folder=options.folder / "distil"
+        teacher, batches, fit=distilling, folder=options.folder / "distil"
     )
     if rank == 0:
         student.save(options.folder / "student")

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq.evaluation import Results, Row, TeacherResult
 from cdeq_experiments.binder import write_binder as bind
 from cdeq_experiments.markdown import Bullets, Grid, Heading, Paragraph, inline, read_markdown
 from cdeq_experiments.paper_table import write_table

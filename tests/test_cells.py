@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdeq.evaluation.provenance import begin_peak, peak_megabytes
+from cdeq.evaluation import begin_peak, peak_megabytes
 from cdeq.solvers import Anderson, Picard
 from cdeq_experiments.cells import CLAIM, CONFIG, RESULT, Cells, digest
 from cdeq_experiments.graph_tasks import GraphPlan
@@ -137,7 +137,7 @@ def test_a_damaged_result_is_named(cells, text):
 def test_a_new_process_does_not_count_the_memory_of_its_parent():
     held = bytearray(b"x" * (400 * 2**20))
     code = (
-        "from cdeq.evaluation.provenance import begin_peak, peak_megabytes; print(peak_megabytes())"
+        "from cdeq.evaluation import begin_peak, peak_megabytes; print(peak_megabytes())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 50 < float(done.stdout) < peak_megabytes() - 50

@@ -8,7 +8,7 @@ import torch
 
 from cdeq.consistency.calibration import STRENGTHS
 from cdeq.consistency.certify import certified_solve, plan_handover, planned_steps
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.states import StateLayout, relative_distance, relative_residual
 from cdeq.solvers import Anderson, Picard, solve_model
@@ -20,7 +20,7 @@ KINDS = [Tanh, Pair, Ring]
 def make(kind=Tanh, name="anchored", noise=0.1, norm=0.9, dtype=torch.float32, **changes):
     torch.manual_seed(0)
     teacher = kind(norm=norm).to(dtype)
-    student = Student.for_example(teacher, recipe_named(name, **changes), inputs(dtype=dtype))
+    student = Student.for_example(teacher, Recipe.from_name(name, **changes), inputs(dtype=dtype))
     return randomized(student, noise).requires_grad_(False)
 
 
@@ -45,7 +45,7 @@ def test_the_certificate_is_true(kind, name, tol, max_steps):
     assert (result.steps <= max_steps).all()
     assert result.evaluations <= max_steps
     assert result.evaluations == int(result.steps.max())
-    finished = torch.tensor([who != "nobody" for who in result.finished_by])
+    finished = torch.tensor([who != None for who in result.finished_by])
     assert torch.equal(finished, result.converged)
     context = student.teacher.inject(x)
     expected = student.teacher.readout(result.state, context)
@@ -112,7 +112,7 @@ def test_the_check_is_the_solvers_first_step():
 def test_nobody_finishes_when_the_budget_is_too_small():
     x, student = inputs(), make()
     result = certified_solve(student, x, tol=1e-6, max_steps=3, student_steps=1)
-    assert result.finished_by == ["nobody"] * 6
+    assert result.finished_by == [None] * 6
     assert not result.converged.any()
     assert result.evaluations == 3
     assert (result.residual > 1e-6).all()
@@ -239,9 +239,9 @@ def test_calibration_never_makes_it_worse(monkeypatch, kind, name, noise, decay)
     assert all(0 <= a <= b <= 1 for a, b in pairwise(clock))
     assert student.plan == {0.5: 1}
     # Past the calibrated steps the clock goes on, and still not backwards.
-    times = [student.moment(j).time for j in range(12)]
+    times = [student.time_point(j).time for j in range(12)]
     assert all(a <= b for a, b in pairwise(times))
-    assert [student.moment(j).time for j in range(4)] == pytest.approx(list(clock))
+    assert [student.time_point(j).time for j in range(4)] == pytest.approx(list(clock))
 
 
 def test_calibration_of_harmful_changes_switches_them_off():

@@ -11,7 +11,7 @@ import pytest
 from cdeq import cli
 from cdeq.consistency.recipes import RecipeError
 from cdeq.consistency.saving import StudentFolderError
-from cdeq.evaluation.results import Results, ResultsError
+from cdeq.evaluation import Results, ResultsError
 from cdeq.training import CheckpointError
 from cdeq.trajectories import DamagedStore, StoreError
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cdeq.consistency.boundary import out_coefficient, skip_coefficient
 from cdeq.consistency.clock import TIME_MAPS, inference_fraction, solver_time
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from teachers import Tanh, inputs
 
@@ -96,11 +96,11 @@ def test_inference_schedule(decay):
 
 @pytest.mark.parametrize("gamma", [1.0, 2.0])
 def test_a_student_keeps_this_clock(gamma):
-    recipe = recipe_named("paper", eps=0.5, end=2.0, gamma=gamma)
+    recipe = Recipe.from_name("paper", eps=0.5, end=2.0, gamma=gamma)
     student = Student.for_example(Tanh(), recipe, inputs())
     for j in range(30):
         t = 0.5 + (1 - 0.9**j) * 1.5
-        moment = student.moment(j)
+        moment = student.time_point(j)
         assert moment.time == pytest.approx(t)
         assert moment.strength == pytest.approx(1 - ((t - 0.5) / 1.5) ** gamma)
-    assert student.moment(1000).strength == 0
+    assert student.time_point(1000).strength == 0

@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 
 from cdeq import cli
-from cdeq.evaluation.results import Results
+from cdeq.evaluation import Results
 from cdeq_experiments.cells import Cells
 from cdeq_experiments.crew import Crew
 from test_grids import small

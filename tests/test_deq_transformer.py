@@ -639,7 +639,7 @@ def test_the_published_plan_learns_and_is_distilled_at_a_reduced_width(tmp_path)
         model,
         store,
         recipe="anchored",
-        fit_config=FitConfig(updates=1, learning_rate=1e-3),
+        fit=FitConfig(updates=1, learning_rate=1e-3),
         task_loss=model.loss,
     )
     assert any(bool(d.any()) for d in student.deltas())

@@ -61,7 +61,7 @@ def test_the_loss_falls_and_the_student_beats_the_teacher(tmp_path, recipe):
     teacher.injection.data.mul_(0.2)
     config = FitConfig(updates=120, learning_rate=1e-2, log_every=1)
     student = distill(
-        teacher, batches(8, 16), recipe=recipe, fit_config=config, folder=tmp_path, max_steps=20
+        teacher, batches(8, 16), recipe=recipe, fit=config, folder=tmp_path, max_steps=20
     )
     losses = [entry["loss"] for entry in lines(tmp_path)]
     assert len(losses) == 120
@@ -87,10 +87,10 @@ def test_a_loader_and_a_store_give_the_same_weights(tmp_path, unplanned):
     teacher, data = Tanh(), batches()
     for recipe, mode, tol in (("paper", "full", 0.0), ("anchored", "endpoint", 1e-4)):
         store = record(teacher, data, tmp_path / mode, max_steps=12, tol=tol, mode=mode)
-        one = distill(teacher, data, recipe=recipe, fit_config=SHORT, max_steps=12)
-        other = distill(teacher, store, recipe=recipe, fit_config=SHORT)
+        one = distill(teacher, data, recipe=recipe, fit=SHORT, max_steps=12)
+        other = distill(teacher, store, recipe=recipe, fit=SHORT)
         assert same_weights(one, other)
-        again = distill(teacher, store, recipe=recipe, fit_config=SHORT, seed=1)
+        again = distill(teacher, store, recipe=recipe, fit=SHORT, seed=1)
         assert not same_weights(one, again)
 
 
@@ -98,10 +98,10 @@ def test_the_global_generator_neither_matters_nor_moves(unplanned):
     teacher, data = Tanh(), batches()
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = distill(teacher, data, fit_config=SHORT)
+    one = distill(teacher, data, fit=SHORT)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert same_weights(one, distill(teacher, data, fit_config=SHORT))
+    assert same_weights(one, distill(teacher, data, fit=SHORT))
 
 
 def require_trained(student, x):
@@ -113,29 +113,29 @@ def require_trained(student, x):
 def test_labels_may_be_absent(unplanned):
     for data in (batches(labels=False), [x for x, _ in batches()]):
         for recipe in ("paper", "anchored"):
-            student = distill(Tanh(), data, recipe=recipe, fit_config=SHORT, max_steps=8)
+            student = distill(Tanh(), data, recipe=recipe, fit=SHORT, max_steps=8)
             require_trained(student, inputs())
 
 
 def test_updates_and_learning_rate_are_short_forms(unplanned):
     teacher, data = Tanh(), batches()
-    one = distill(teacher, data, updates=4, learning_rate=0.01)
+    one = distill(teacher, data, fit=FitConfig(updates=4, learning_rate=0.01))
     config = FitConfig(updates=4, learning_rate=0.01)
-    assert same_weights(one, distill(teacher, data, fit_config=config))
+    assert same_weights(one, distill(teacher, data, fit=config))
 
 
 def test_a_store_of_the_wrong_kind_or_teacher_is_refused(tmp_path):
     teacher = Tanh()
     store = record(teacher, batches(), tmp_path / "s", mode="endpoint")
     with pytest.raises(ValueError, match=r"recipe 'paper' .* record with mode='full'"):
-        distill(teacher, store, recipe="paper", fit_config=SHORT)
+        distill(teacher, store, recipe="paper", fit=SHORT)
     with pytest.raises(FingerprintMismatch, match="teacher"):
-        distill(Tanh(seed=9), store, fit_config=SHORT)
+        distill(Tanh(seed=9), store, fit=SHORT)
 
 
 def test_a_full_store_serves_own_rollouts(tmp_path, unplanned):
     store = record(Tanh(), batches(), tmp_path / "s", max_steps=30)
-    require_trained(distill(Tanh(), store, recipe="anchored", fit_config=SHORT), inputs())
+    require_trained(distill(Tanh(), store, recipe="anchored", fit=SHORT), inputs())
 
 
 def test_a_teacher_without_weights_is_refused_before_anything_is_recorded(tmp_path):
@@ -153,9 +153,9 @@ def test_a_gradient_that_is_not_finite_stops_the_run(unplanned):
     def broken(output, labels):
         return output.sum() * math.nan
 
-    recipe = cdeq.recipe_named("anchored", lambda_2=1.0)
+    recipe = cdeq.Recipe.from_name("anchored", lambda_2=1.0)
     with pytest.raises(FloatingPointError, match="not finite at update 0"):
-        distill(Tanh(), batches(), recipe=recipe, fit_config=SHORT, task_loss=broken)
+        distill(Tanh(), batches(), recipe=recipe, fit=SHORT, task_loss=broken)
 
 
 # Every ablation runs
@@ -195,9 +195,9 @@ def stores(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "changes"), ABLATIONS)
 def test_every_ablation_runs(stores, unplanned, name, changes):
-    recipe = cdeq.recipe_named(name, **changes)
+    recipe = cdeq.Recipe.from_name(name, **changes)
     config = FitConfig(updates=3, learning_rate=1e-2)
-    student = distill(Tanh(), stores[recipe.store_mode], recipe=recipe, fit_config=config)
+    student = distill(Tanh(), stores[recipe.store_mode], recipe=recipe, fit=config)
     fresh = cdeq.Student.for_example(Tanh(), recipe, inputs())
     moved = {n for n, p in weights_of(student).items() if not torch.equal(p, weights_of(fresh)[n])}
     assert any(n.startswith("deltas") for n in moved)
@@ -214,7 +214,7 @@ def test_every_ablation_runs(stores, unplanned, name, changes):
 
 @pytest.mark.parametrize("solver", [Anderson(window=2), Broyden(), Picard()])
 def test_any_solver_records(unplanned, solver):
-    options = {"recipe": "paper", "fit_config": SHORT, "max_steps": 8}
+    options = {"recipe": "paper", "fit": SHORT, "max_steps": 8}
     student = distill(Tanh(), batches(2), solver=solver, **options)
     require_trained(student, inputs())
 
@@ -222,7 +222,7 @@ def test_any_solver_records(unplanned, solver):
 @pytest.mark.parametrize("recipe", ["paper", "anchored"])
 @pytest.mark.parametrize("kind", [Pair, Ring, Offering])
 def test_other_teachers(unplanned, recipe, kind):
-    student = distill(kind(), batches(2), recipe=recipe, fit_config=SHORT, max_steps=8)
+    student = distill(kind(), batches(2), recipe=recipe, fit=SHORT, max_steps=8)
     require_trained(student, batches(2)[0][0])
 
 
@@ -231,7 +231,7 @@ def test_other_teachers(unplanned, recipe, kind):
 def test_teachers_of_other_dtypes(unplanned, recipe, dtype):
     data = [(x.to(dtype), y) for x, y in batches(2)]
     teacher = Tanh().to(dtype)
-    student = distill(teacher, data, recipe=recipe, fit_config=SHORT, max_steps=8)
+    student = distill(teacher, data, recipe=recipe, fit=SHORT, max_steps=8)
     assert student(data[0][0]).dtype == dtype
     assert {p.dtype for p in student.parameters()} == {dtype}
 
@@ -245,16 +245,16 @@ class Stop(Exception):
 
 def interrupted(monkeypatch, at, **arguments):
     """Run distill until the update `at`, which raises."""
-    update_target, calls = DistillationObjective.update_target, [0]
+    update_average, calls = DistillationObjective.update_average, [0]
 
     def fatal(self):
         calls[0] += 1
         if calls[0] > at:
             raise Stop
-        update_target(self)
+        update_average(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DistillationObjective, "update_target", fatal)
+        patch.setattr(DistillationObjective, "update_average", fatal)
         with pytest.raises(Stop):
             distill(**arguments)
 
@@ -265,7 +265,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
     tmp_path, monkeypatch, unplanned, recipe, at
 ):
     config = FitConfig(updates=10, checkpoint_every=2, log_every=1, learning_rate=1e-2)
-    call = {"teacher": Tanh(), "data": batches(), "recipe": recipe, "fit_config": config}
+    call = {"teacher": Tanh(), "data": batches(), "recipe": recipe, "fit": config}
     call["max_steps"] = 8
     whole = distill(**call, folder=tmp_path / "whole")
     call["folder"] = folder = tmp_path / "cut"
@@ -283,7 +283,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
 
 def test_the_log_is_cut_back_to_the_checkpoint(tmp_path, monkeypatch, unplanned):
     config = FitConfig(updates=10, checkpoint_every=4, log_every=1)
-    call = {"teacher": Tanh(), "data": batches(), "fit_config": config, "folder": tmp_path}
+    call = {"teacher": Tanh(), "data": batches(), "fit": config, "folder": tmp_path}
     interrupted(monkeypatch, 6, **call)
     assert [entry["update"] for entry in lines(tmp_path)] == [0, 1, 2, 3, 4, 5]
     with (tmp_path / "log.jsonl").open("a") as file:
@@ -295,15 +295,15 @@ def test_the_log_is_cut_back_to_the_checkpoint(tmp_path, monkeypatch, unplanned)
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, unplanned):
-    call = {"teacher": Tanh(), "data": batches(), "fit_config": SHORT, "folder": tmp_path}
+    call = {"teacher": Tanh(), "data": batches(), "fit": SHORT, "folder": tmp_path}
     first = distill(**call)
     monkeypatch.setattr(DistillationObjective, "forward", None)
     assert same_weights(first, distill(**call))
 
 
 DIFFERENT = [
-    ({"recipe": cdeq.recipe_named("anchored", decay=0.123)}, r"recipe\.decay"),
-    ({"fit_config": FitConfig(updates=7, checkpoint_every=2, log_every=1)}, r"training\.updates"),
+    ({"recipe": cdeq.Recipe.from_name("anchored", decay=0.123)}, r"recipe\.decay"),
+    ({"fit": FitConfig(updates=7, checkpoint_every=2, log_every=1)}, r"training\.updates"),
     ({"seed": 1}, "seed"),
     ({"start_network": OfferedStart(8)}, "start_network"),
 ]
@@ -311,7 +311,7 @@ DIFFERENT = [
 
 @pytest.mark.parametrize(("change", "named"), DIFFERENT)
 def test_a_checkpoint_of_another_run_is_refused_by_what_differs(tmp_path, unplanned, change, named):
-    call = {"teacher": Tanh(), "data": batches(), "fit_config": SHORT, "folder": tmp_path}
+    call = {"teacher": Tanh(), "data": batches(), "fit": SHORT, "folder": tmp_path}
     distill(**call)
     with pytest.raises(CheckpointError, match=rf"another run: it differs in {named}\."):
         distill(**call | change)
@@ -320,7 +320,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(tmp_path, unplan
 def test_a_checkpoint_of_other_data_is_refused(tmp_path, unplanned):
     for name, data in (("one", batches()), ("other", batches(3))):
         record(Tanh(), data, tmp_path / name, mode="endpoint")
-    call = {"teacher": Tanh(), "fit_config": SHORT, "folder": tmp_path / "run"}
+    call = {"teacher": Tanh(), "fit": SHORT, "folder": tmp_path / "run"}
     distill(data=TrajectoryStore.open(tmp_path / "one"), **call)
     with pytest.raises(CheckpointError, match=r"differs in data\.data"):
         distill(data=TrajectoryStore.open(tmp_path / "other"), **call)
@@ -328,7 +328,7 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path, unplanned):
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "not one"])
 def test_a_damaged_checkpoint_is_refused(tmp_path, unplanned, damage):
-    call = {"teacher": Tanh(), "data": batches(), "fit_config": SHORT, "folder": tmp_path}
+    call = {"teacher": Tanh(), "data": batches(), "fit": SHORT, "folder": tmp_path}
     distill(**call)
     path = tmp_path / "checkpoint.safetensors"
     content = path.read_bytes()
@@ -340,7 +340,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, unplanned, damage):
 
 def test_progress_is_shown(capsys, monkeypatch, unplanned):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    distill(Tanh(), batches(2), fit_config=SHORT, progress=True)
+    distill(Tanh(), batches(2), fit=SHORT, progress=True)
     shown = capsys.readouterr().err
     assert "record" in shown
     assert "distil anchored" in shown
@@ -356,14 +356,14 @@ def test_a_teacher_that_does_not_converge_is_warned_of(unplanned):
 
     with pytest.warns(UserWarning, match="does not converge within the budget"):
         distill(
-            Turning(), batches(2), fit_config=SHORT, solver=cdeq.Picard(), max_steps=5, tol=1e-6
+            Turning(), batches(2), fit=SHORT, solver=cdeq.Picard(), max_steps=5, tol=1e-6
         )
 
 
 def test_a_start_network_of_the_user_is_copied(unplanned):
     network = nn.Linear(8, 8)
     before = network.weight.clone()
-    first = distill(Tanh(), batches(2), fit_config=SHORT, start_network=network)
+    first = distill(Tanh(), batches(2), fit=SHORT, start_network=network)
     assert torch.equal(network.weight, before)
     assert network.weight.requires_grad
     assert not torch.equal(first.start_network.weight, before)

@@ -299,7 +299,7 @@ def changed_student(weight, x, recipe, *, bias_only=False, seed=1):
 
 
 def anchored(**changes):
-    return cdeq.recipe_named("anchored", start="zero", **changes)
+    return cdeq.Recipe.from_name("anchored", start="zero", **changes)
 
 
 INPUTS = torch.randn(5, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -348,7 +348,7 @@ def test_the_rate_is_attained(q, decay):
 
 
 def test_the_boundary_on_the_state_stops_where_it_is():
-    weight, recipe = contraction(0.7), cdeq.recipe_named("paper")
+    weight, recipe = contraction(0.7), cdeq.Recipe.from_name("paper")
     student = changed_student(weight, INPUTS, recipe)
     states = student.trajectory(INPUTS, 260)
     star = student.teacher.equilibrium(INPUTS)
@@ -370,7 +370,7 @@ def test_every_clock_runs_out():
     student.calibrated = (0.0, 0.2, 0.2)
     learned = changed_student(contraction(0.7), INPUTS, anchored(schedule="learned"))
     for one in (student, learned):
-        strengths = [float(one.moment(j).strength) for j in range(60)]
+        strengths = [float(one.time_point(j).strength) for j in range(60)]
         assert strengths[0] == 1.0
         assert strengths == sorted(strengths, reverse=True)
         assert strengths[-1] == 0.0

@@ -12,13 +12,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.demo.task import DistillPlan, Task
 from cdeq.demo.tasks import DEMO_TASKS
 from cdeq.equilibrium.contract import from_functions
-from cdeq.evaluation.certified import compare_certified
-from cdeq.evaluation.comparison import (
+from cdeq.evaluation import compare_certified
+from cdeq.evaluation import (
     STEPS,
     compare,
     find_equilibria,
@@ -27,8 +27,8 @@ from cdeq.evaluation.comparison import (
     solver_method,
     student_method,
 )
-from cdeq.evaluation.metrics import accuracy, perplexity
-from cdeq.evaluation.provenance import TRAINING, described, making_notes, recipes_of
+from cdeq.evaluation import accuracy, perplexity
+from cdeq.evaluation import TRAINING, described, making_notes, recipes_of
 from cdeq.solvers import Anderson, Picard
 from cdeq.training.loop import FitConfig
 from cdeq.training.task_loss import IGNORED
@@ -100,7 +100,7 @@ def test_quality_of_picard_is_its_contraction_factor():
 
 def test_every_method_spends_exactly_its_steps():
     model, step = contraction()
-    student = Student.for_example(model, recipe_named("anchored", start="zero"), batches()[0][0])
+    student = Student.for_example(model, Recipe.from_name("anchored", start="zero"), batches()[0][0])
     inner = student.teacher.step_function
     x = batches()[0][0]
     for method, counter in (
@@ -123,7 +123,7 @@ def test_a_solve_that_ends_early_stays_where_it_is():
 
 def test_compare_gives_a_row_for_each_method_and_count():
     model, _ = contraction()
-    student = Student.for_example(model, recipe_named("anchored"), batches()[0][0])
+    student = Student.for_example(model, Recipe.from_name("anchored"), batches()[0][0])
     methods = {"picard": solver_method(model, Picard()), "anchored": student_method(student)}
     stars = [2 * x for x, _ in batches()]
     rows = compare(
@@ -176,7 +176,7 @@ def test_a_demo_task_is_whole(name):
     assert math.isfinite(total)
     assert set(task.plans) == {"paper", "anchored"}
     for recipe, plan in task.plans.items():
-        recipe_named(recipe, **plan.changes)
+        Recipe.from_name(recipe, **plan.changes)
 
 
 def test_the_demo_never_distils_on_test_data():
@@ -199,7 +199,7 @@ def test_the_listed_step_counts():
 def test_the_certified_comparison_counts_evaluations():
     model, _ = contraction(0.9)
     x = batches()[0][0]
-    student = Student.for_example(model, recipe_named("anchored"), x).eval()
+    student = Student.for_example(model, Recipe.from_name("anchored"), x).eval()
     found = compare_certified(student, x, tol=1e-3, repeats=1)
     solved = student.solve(x, tol=1e-3)
     assert found.samples == 5
@@ -215,7 +215,7 @@ def test_the_certified_comparison_counts_evaluations():
 def test_samples_that_miss_the_tolerance_are_said():
     model, _ = contraction(0.99)
     x = batches()[0][0]
-    student = Student.for_example(model, recipe_named("anchored"), x).eval()
+    student = Student.for_example(model, Recipe.from_name("anchored"), x).eval()
     found = compare_certified(student, x, tol=1e-6, max_steps=2, repeats=1)
     assert found.student_converged == found.finished_by_student == 0.0
     assert "student.solve left 100% of the samples above it" in found.text()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import STYLES
+from cdeq.evaluation import Results
+from cdeq.evaluation import STYLES
 from cdeq_experiments.fill import filled, root_of
 from cdeq_experiments.page_figures import PLACES
 from cdeq_experiments.paper_table import brackets_note, paper_table

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cdeq import Student, cli, distill
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.data.text import END, UNKNOWN, Streams, Vocabulary
 from cdeq.equilibrium.memory import Segment
 from cdeq.generation import (
@@ -61,7 +61,7 @@ def student_of(teacher: DEQTransformer, recipe: str, **changes) -> Student:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         student = Student.for_example(
-            teacher, recipe_named(recipe, **changes), torch.zeros(1, 4, dtype=torch.long)
+            teacher, Recipe.from_name(recipe, **changes), torch.zeros(1, 4, dtype=torch.long)
         )
         with torch.no_grad():
             for weight in student.trainable().values():
@@ -354,7 +354,7 @@ def folder(tmp_path_factory):
     streams = Streams(words.encode(LINES), batch=2, length=8)
     segments = [pair for pair in streams if pair[0].shape[1] == 8]
     store = record(model, segments, made / "store", mode="endpoint", carried=True)
-    student = distill(model, store, updates=5, task_loss=model.loss)
+    student = distill(model, store, fit=FitConfig(updates=5), task_loss=model.loss)
     student.save(made / "student")
     words.to_json(made / "student" / VOCABULARY)
     return made / "student"

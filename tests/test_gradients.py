@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from cdeq.equilibrium import from_functions
 from cdeq.gradients import GRADIENTS, Implicit, JacobianFree, Phantom, Unrolled, solve_with_gradient
 from cdeq.solvers import Anderson, Broyden, Picard
+from checks import numbers
 
 DIM, BATCH = 5, 3
 EXACT = {"solver": Anderson(), "tol": 1e-13, "max_steps": 200}
@@ -23,13 +24,8 @@ IMPLICIT = Implicit(tol=1e-13, max_steps=200)
 
 
 def contraction(dim: int = DIM, factor: float = 0.6, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    matrix = torch.randn(dim, dim, generator=generator, dtype=torch.float64)
+    matrix = numbers(dim, dim, seed=seed)
     return matrix * (factor / torch.linalg.matrix_norm(matrix, 2))
-
-
-def inputs(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 class Linear(nn.Module):
@@ -39,7 +35,7 @@ class Linear(nn.Module):
         super().__init__()
         self.batched = batched
         self.weight = nn.Parameter(contraction())
-        self.bias = nn.Parameter(inputs(DIM, seed=2))
+        self.bias = nn.Parameter(numbers(DIM, seed=2))
         self.evaluations = 0
 
     def inject(self, x: Tensor) -> Tensor:
@@ -82,12 +78,11 @@ def losses_gradients(loss: Tensor, model: Linear, x: Tensor) -> tuple[Tensor, ..
 
 
 def weighted(z: Tensor, seed: int = 3) -> Tensor:
-    return (z * inputs(*z.shape, seed=seed)).sum()
+    return (z * numbers(*z.shape, seed=seed)).sum()
 
 
 def assert_close(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], tol: float) -> None:
-    for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=tol, atol=tol)
+    torch.testing.assert_close(actual, expected, rtol=tol, atol=tol)
 
 
 @pytest.mark.parametrize("shape", [(BATCH, DIM), (DIM,)], ids=["batched", "one sample"])
@@ -95,14 +90,14 @@ def assert_close(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], tol: 
     "adjoint", [Anderson(), Picard(), Broyden()], ids=lambda s: type(s).__name__
 )
 def test_implicit_on_a_linear_map_is_the_closed_form(adjoint, shape):
-    model, x = Linear(batched=len(shape) == 2), inputs(*shape).requires_grad_()
+    model, x = Linear(batched=len(shape) == 2), numbers(*shape).requires_grad_()
     gradient = Implicit(solver=adjoint, tol=1e-13, max_steps=200)
     solution = solve_with_gradient(model, x, gradient=gradient, **EXACT)
     expected = losses_gradients(weighted(model.exact(x)), model, x)
     assert solution.converged.all()
     assert_close(losses_gradients(weighted(solution.state), model, x), expected, 1e-10)
     # The same by hand: u = (I - W^T)^-1 g, dL/db = sum u, dL/dW = sum u z*^T.
-    g, z = inputs(*shape, seed=3).reshape(-1, DIM), model.exact(x).detach().reshape(-1, DIM)
+    g, z = numbers(*shape, seed=3).reshape(-1, DIM), model.exact(x).detach().reshape(-1, DIM)
     u = torch.linalg.solve(torch.eye(DIM, dtype=torch.float64) - model.weight.detach().T, g.T).T
     assert_close(expected, (u.T @ z, u.sum(0), u.reshape(shape)), 1e-10)
 
@@ -110,7 +105,7 @@ def test_implicit_on_a_linear_map_is_the_closed_form(adjoint, shape):
 @pytest.mark.parametrize("batched", [True, False])
 def test_implicit_passes_gradcheck(batched):
     model = Tanh(batched)
-    x = inputs(2, DIM) if batched else inputs(DIM)
+    x = numbers(2, DIM) if batched else numbers(DIM)
 
     def state(weight: Tensor, bias: Tensor, context: Tensor) -> Tensor:
         def step(z: Tensor, c: Tensor) -> Tensor:
@@ -130,7 +125,7 @@ def test_implicit_passes_gradcheck(batched):
     ids=lambda g: type(g).__name__,
 )
 def test_a_tuple_state_has_the_gradient_of_the_flat_one(gradient, shape):
-    x = inputs(*shape).requires_grad_()
+    x = numbers(*shape).requires_grad_()
     pair, flat = Pair(len(shape) == 2), Linear(len(shape) == 2)
     first, second = solve_with_gradient(pair, x, gradient=gradient, **EXACT).state
     assert first.shape == (*shape[:-1], 2, 2)
@@ -142,7 +137,7 @@ def test_a_tuple_state_has_the_gradient_of_the_flat_one(gradient, shape):
 
 
 def test_implicit_on_part_of_a_tuple_state():
-    x = inputs(BATCH, DIM).requires_grad_()
+    x = numbers(BATCH, DIM).requires_grad_()
     model = Pair()
     _, second = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
     expected = losses_gradients(weighted(model.exact(x)[:, 4:]), model, x)
@@ -152,11 +147,11 @@ def test_implicit_on_part_of_a_tuple_state():
 def test_implicit_with_a_component_that_has_no_gradient():
     """One tensor of the state is a constant, the other does not depend on itself."""
     scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
-    constant = inputs(BATCH, 2)
+    constant = numbers(BATCH, 2)
     model = from_functions(
         lambda z, c: (constant, scale * z[0] + c), start=lambda c: (torch.zeros_like(c),) * 2
     )
-    state = solve_with_gradient(model, inputs(BATCH, 2), gradient=IMPLICIT, **EXACT).state
+    state = solve_with_gradient(model, numbers(BATCH, 2), gradient=IMPLICIT, **EXACT).state
     (actual,) = torch.autograd.grad(state[1].sum(), scale)
     torch.testing.assert_close(actual, constant.sum())
 
@@ -164,11 +159,11 @@ def test_implicit_with_a_component_that_has_no_gradient():
 @pytest.mark.parametrize(("steps", "damping"), [(1, 1.0), (3, 1.0), (5, 0.5)])
 def test_phantom_on_a_linear_map_is_its_truncated_series(steps, damping):
     """u = d sum_{i<k} ((1 - d) I + d W^T)^i g."""
-    model, x = Linear(), inputs(BATCH, DIM).requires_grad_()
+    model, x = Linear(), numbers(BATCH, DIM).requires_grad_()
     z = solve_with_gradient(model, x, gradient=Phantom(steps=steps, damping=damping), **EXACT).state
     weight = model.weight.detach()
     factor = (1 - damping) * torch.eye(DIM, dtype=torch.float64) + damping * weight
-    g = inputs(BATCH, DIM, seed=3)
+    g = numbers(BATCH, DIM, seed=3)
     u = damping * sum(g @ torch.linalg.matrix_power(factor, i) for i in range(steps))
     star = model.exact(x).detach()
     torch.testing.assert_close(z, star, rtol=1e-10, atol=1e-10)
@@ -176,15 +171,15 @@ def test_phantom_on_a_linear_map_is_its_truncated_series(steps, damping):
 
 
 def test_jacobian_free_on_a_linear_map():
-    model, x = Linear(), inputs(BATCH, DIM).requires_grad_()
+    model, x = Linear(), numbers(BATCH, DIM).requires_grad_()
     z = solve_with_gradient(model, x, gradient=JacobianFree(), **EXACT).state
-    g, star = inputs(BATCH, DIM, seed=3), model.exact(x).detach()
+    g, star = numbers(BATCH, DIM, seed=3), model.exact(x).detach()
     assert_close(losses_gradients(weighted(z), model, x), (g.T @ star, g.sum(0), g), 1e-10)
 
 
 @pytest.mark.parametrize("mixing", [1.0, 0.6])
 def test_unrolled_is_plain_autograd(mixing):
-    model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
+    model, x = Tanh(), numbers(BATCH, DIM).requires_grad_()
     solution = solve_with_gradient(model, x, gradient=Unrolled(steps=7, mixing=mixing), **EXACT)
     z = torch.zeros_like(x)
     for _ in range(7):
@@ -199,8 +194,8 @@ def test_unrolled_is_plain_autograd(mixing):
 
 
 def test_unrolled_passes_the_gradient_to_the_start():
-    model, x = Tanh(), inputs(BATCH, DIM)
-    z0 = inputs(BATCH, DIM, seed=5).requires_grad_()
+    model, x = Tanh(), numbers(BATCH, DIM)
+    z0 = numbers(BATCH, DIM, seed=5).requires_grad_()
     z = solve_with_gradient(model, x, gradient=Unrolled(steps=2), z0=z0, **EXACT).state
     expected = torch.autograd.grad(weighted(model.step(model.step(z0, x), x)), z0)
     assert_close(torch.autograd.grad(weighted(z), z0), expected, 1e-12)
@@ -208,7 +203,7 @@ def test_unrolled_passes_the_gradient_to_the_start():
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_without_gradients_nothing_more_is_evaluated(name):
-    model, x = Tanh(), inputs(BATCH, DIM)
+    model, x = Tanh(), numbers(BATCH, DIM)
     with torch.no_grad():
         solution = solve_with_gradient(model, x, gradient=GRADIENTS[name](), solver=Picard())
     assert model.evaluations == solution.evaluations
@@ -219,7 +214,7 @@ def test_without_gradients_nothing_more_is_evaluated(name):
     ("gradient", "extra"), [(Implicit(), 1), (Phantom(steps=4), 4), (JacobianFree(), 1)]
 )
 def test_evaluations_with_gradient(gradient, extra):
-    model, x = Tanh(), inputs(BATCH, DIM)
+    model, x = Tanh(), numbers(BATCH, DIM)
     solution = solve_with_gradient(model, x, gradient=gradient, solver=Picard())
     assert model.evaluations == solution.evaluations + extra
     solution.state.sum().backward()
@@ -229,12 +224,12 @@ def test_evaluations_with_gradient(gradient, extra):
 def test_implicit_of_a_frozen_model_needs_no_gradient():
     model = Tanh().requires_grad_(False)
     assert not solve_with_gradient(
-        model, inputs(2, DIM), gradient=Implicit(), **EXACT
+        model, numbers(2, DIM), gradient=Implicit(), **EXACT
     ).state.requires_grad
 
 
 def test_implicit_samples_do_not_touch_each_other():
-    model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
+    model, x = Tanh(), numbers(BATCH, DIM).requires_grad_()
     alone = x[:1].detach().requires_grad_()
     together = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
     single = solve_with_gradient(model, alone, gradient=IMPLICIT, **EXACT).state
@@ -245,7 +240,7 @@ def test_implicit_samples_do_not_touch_each_other():
 
 
 def test_implicit_backward_twice():
-    model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
+    model, x = Tanh(), numbers(BATCH, DIM).requires_grad_()
     state = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
     weighted(state).backward(retain_graph=True)
     once = model.weight.grad.clone()
@@ -262,7 +257,7 @@ def test_implicit_backward_twice():
 
 @pytest.mark.parametrize("loss", [torch.sum, weighted, torch.linalg.vector_norm])
 def test_implicit_cannot_be_differentiated_twice(loss):
-    model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
+    model, x = Tanh(), numbers(BATCH, DIM).requires_grad_()
     state = solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state
     (first,) = torch.autograd.grad(loss(state), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="once only"):
@@ -271,7 +266,7 @@ def test_implicit_cannot_be_differentiated_twice(loss):
 
 def test_implicit_backward_uses_the_weights_of_the_forward():
     """As with `functional_call`, which takes its weights away before backward runs."""
-    model, x = Tanh(), inputs(BATCH, DIM).requires_grad_()
+    model, x = Tanh(), numbers(BATCH, DIM).requires_grad_()
     expected = torch.autograd.grad(
         weighted(solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state), x
     )
@@ -281,7 +276,7 @@ def test_implicit_backward_uses_the_weights_of_the_forward():
 
 
 def test_a_model_can_be_copied_and_saved_after_backward():
-    model, x = Tanh(), inputs(BATCH, DIM)
+    model, x = Tanh(), numbers(BATCH, DIM)
     weighted(solve_with_gradient(model, x, gradient=IMPLICIT, **EXACT).state).backward()
     twin = copy.deepcopy(model)
     other = Tanh()
@@ -315,7 +310,7 @@ def test_nothing_keeps_the_graph_alive(name, backward):
     weight = contraction().requires_grad_()
 
     def run() -> list[weakref.ref]:
-        marker, x = Marker(), inputs(BATCH, DIM)
+        marker, x = Marker(), numbers(BATCH, DIM)
         model = from_functions(lambda z, c: torch.tanh(Mark.apply(z @ weight.T, marker) + c))
         state = solve_with_gradient(model, x, gradient=GRADIENTS[name](), **EXACT).state
         if backward:
@@ -331,7 +326,7 @@ def test_nothing_keeps_the_graph_alive(name, backward):
 
 
 def test_memory_does_not_grow_with_iterations():
-    model, x = Tanh(), inputs(BATCH, DIM)
+    model, x = Tanh(), numbers(BATCH, DIM)
 
     def live_tensors() -> int:
         gc.collect()
@@ -350,7 +345,7 @@ def test_memory_does_not_grow_with_iterations():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_implicit_in_lower_precision(dtype):
     exact, model = Linear(), Linear().to(dtype)
-    x = inputs(BATCH, DIM)
+    x = numbers(BATCH, DIM)
     state = solve_with_gradient(model, x.to(dtype), gradient=Implicit(), solver=Picard()).state
     assert state.dtype == dtype
     state.sum().backward()
@@ -361,7 +356,7 @@ def test_implicit_in_lower_precision(dtype):
 
 def test_implicit_under_autocast():
     model = Tanh().float()
-    x = inputs(BATCH, DIM).float()
+    x = numbers(BATCH, DIM).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         state = solve_with_gradient(
             model, x, gradient=Implicit(), solver=Picard(), max_steps=10
@@ -372,7 +367,7 @@ def test_implicit_under_autocast():
 
 
 def test_implicit_under_activation_checkpointing():
-    model, x = Tanh(), inputs(BATCH, DIM)
+    model, x = Tanh(), numbers(BATCH, DIM)
 
     def forward(context: Tensor) -> Tensor:
         return weighted(solve_with_gradient(model, context, gradient=IMPLICIT, **EXACT).state)
@@ -397,7 +392,7 @@ class Trained(nn.Module):
 
 @pytest.mark.parametrize("find_unused", [True, False])
 def test_implicit_under_distributed_data_parallel(tmp_path, find_unused):
-    x = inputs(BATCH, DIM)
+    x = numbers(BATCH, DIM)
     plain = Trained()
     weighted(plain(x)).backward()
     torch.distributed.init_process_group(
@@ -415,8 +410,8 @@ def test_implicit_under_distributed_data_parallel(tmp_path, find_unused):
 
 
 def test_solve_cotangent_says_whether_it_converged():
-    model, x = Tanh(), inputs(BATCH, DIM)
-    z = inputs(BATCH, DIM, seed=4).requires_grad_()
+    model, x = Tanh(), numbers(BATCH, DIM)
+    z = numbers(BATCH, DIM, seed=4).requires_grad_()
     fz, g = model.step(z, x), torch.ones(BATCH, DIM, dtype=torch.float64)
     assert Implicit(tol=1e-8).solve_cotangent([z], [fz], [g]).converged.all()
     assert not Implicit(tol=1e-8, max_steps=1).solve_cotangent([z], [fz], [g]).converged.any()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from cdeq import cli
-from cdeq.evaluation.results import Results
+from cdeq.evaluation import Results
 from cdeq_experiments import graph_cells, graph_tasks
 from cdeq_experiments.graph_cells import GraphCell
 from cdeq_experiments.graph_teachers import USUAL, VALIDATION, setting_of, settings

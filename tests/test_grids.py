@@ -11,8 +11,8 @@ import torch
 
 from cdeq import cli
 from cdeq.data.block_model import block_model
-from cdeq.evaluation.comparison import SOLVERS
-from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq.evaluation import SOLVERS
+from cdeq.evaluation import Results, Row, TeacherResult
 from cdeq_experiments import (
     figures,
     graph_tasks,
@@ -180,7 +180,7 @@ def test_a_clock_of_use_changes_the_student_and_not_its_weights(tmp_path):
     for decay in (0.5, 0.95):
         student, _ = trained_student(cell, teacher, variants[decay].student, 0)
         made[decay] = grid_run.as_used(student, variants[decay])
-        assert made[decay].moment(1) == made[decay].moment_at(1 - decay)
+        assert made[decay].time_point(1) == made[decay].time_point_at(1 - decay)
     a, b = (dict(s.named_parameters()) for s in made.values())
     assert all(torch.equal(a[name], b[name]) for name in a)
 

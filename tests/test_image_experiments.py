@@ -8,8 +8,8 @@ import torch
 
 from cdeq import cli
 from cdeq.data.images import Augmentation, Images, ImageSet
-from cdeq.evaluation.comparison import solver_method
-from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq.evaluation import solver_method
+from cdeq.evaluation import Results, Row, TeacherResult
 from cdeq.solvers import Anderson, Picard, solve_model
 from cdeq_experiments import image_data, image_scales, pieces, table2
 from cdeq_experiments.image_cells import SHOWN, ImageCell, KeptStates

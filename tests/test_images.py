@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from cdeq.data import Augmentation, Images, ImageSet, Standard
 from cdeq.data.embedded import digits_set
-from cdeq.evaluation.metrics import accuracy, top_accuracy
+from cdeq.evaluation import accuracy, top_accuracy
 from cdeq.training.images import ImageBatches, in_order
 from cdeq.training.supervised import SupervisedObjective
 from cdeq.training.task_loss import IGNORED

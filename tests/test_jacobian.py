@@ -7,34 +7,31 @@ import torch
 from torch import Tensor
 
 from cdeq.gradients import jacobian_penalty, spectral_radius
+from checks import numbers
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
-
-
 def symmetric(*eigenvalues: float) -> Tensor:
     values = torch.tensor(eigenvalues, dtype=torch.float64)
-    basis, _ = torch.linalg.qr(normal(len(eigenvalues), len(eigenvalues), seed=7))
+    basis, _ = torch.linalg.qr(numbers(len(eigenvalues), len(eigenvalues), seed=7))
     return basis @ torch.diag(values) @ basis.T
 
 
 def test_penalty_is_exact_on_a_diagonal_map():
     scale = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
-    penalty = jacobian_penalty(lambda z: z * scale, normal(4, 3), generator=generator())
+    penalty = jacobian_penalty(lambda z: z * scale, numbers(4, 3), generator=generator())
     torch.testing.assert_close(penalty, scale.square().mean())
     (gradient,) = torch.autograd.grad(penalty, scale)
     torch.testing.assert_close(gradient, 2 * scale.detach() / 3)
 
 
 def test_penalty_converges_to_the_frobenius_norm():
-    matrix = normal(6, 6, seed=3)
+    matrix = numbers(6, 6, seed=3)
     penalty = jacobian_penalty(
-        lambda z: z @ matrix.T, normal(50, 6), probes=100, generator=generator()
+        lambda z: z @ matrix.T, numbers(50, 6), probes=100, generator=generator()
     )
     torch.testing.assert_close(penalty, matrix.square().sum() / 6, rtol=0.03, atol=0)
 
@@ -45,13 +42,13 @@ def test_penalty_of_a_tuple_state_counts_cross_terms():
     def f(z: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return a * z[1], b * z[0]
 
-    penalty = jacobian_penalty(f, (normal(4, 2, 2), normal(4, 2, 2)), generator=generator())
+    penalty = jacobian_penalty(f, (numbers(4, 2, 2), numbers(4, 2, 2)), generator=generator())
     assert penalty.item() == pytest.approx((4 * a**2 + 4 * b**2) / 8)
 
 
 def test_penalty_is_differentiable_through_a_nonlinear_map():
-    weight = (normal(4, 4, seed=2) * 0.3).requires_grad_()
-    z = normal(3, 4, seed=5)
+    weight = (numbers(4, 4, seed=2) * 0.3).requires_grad_()
+    z = numbers(3, 4, seed=5)
 
     def penalty(w: Tensor) -> Tensor:
         return jacobian_penalty(lambda s: torch.tanh(s @ w.T), z, probes=2, generator=generator())
@@ -60,7 +57,7 @@ def test_penalty_is_differentiable_through_a_nonlinear_map():
 
 
 def test_penalty_repeats_with_the_generator_and_leaves_no_trace():
-    matrix, z = normal(5, 5, seed=3).requires_grad_(), normal(2, 5).requires_grad_()
+    matrix, z = numbers(5, 5, seed=3).requires_grad_(), numbers(2, 5).requires_grad_()
     first = jacobian_penalty(lambda s: s @ matrix.T, z, generator=generator(1))
     again = jacobian_penalty(lambda s: s @ matrix.T, z, generator=generator(1))
     other = jacobian_penalty(lambda s: s @ matrix.T, z, generator=generator(2))
@@ -72,7 +69,7 @@ def test_penalty_repeats_with_the_generator_and_leaves_no_trace():
 
 
 def test_estimates_of_a_constant_map_are_zero():
-    z = normal(3, 4)
+    z = numbers(3, 4)
     assert jacobian_penalty(lambda s: torch.ones_like(z), z) == 0
     assert (spectral_radius(lambda s: torch.ones_like(z), z, iterations=5) == 0).all()
 
@@ -83,7 +80,7 @@ def test_estimates_of_a_constant_map_are_zero():
 def test_spectral_radius_is_exact_on_symmetric_maps(eigenvalues):
     matrix = symmetric(*eigenvalues)
     radius = spectral_radius(
-        lambda z: z @ matrix.T, normal(3, 4), iterations=100, generator=generator()
+        lambda z: z @ matrix.T, numbers(3, 4), iterations=100, generator=generator()
     )
     expected = torch.full((3,), max(abs(e) for e in eigenvalues), dtype=torch.float64)
     torch.testing.assert_close(radius, expected, rtol=1e-10, atol=0)
@@ -91,18 +88,18 @@ def test_spectral_radius_is_exact_on_symmetric_maps(eigenvalues):
 
 def test_spectral_radius_of_each_sample():
     scales = torch.tensor([0.5, 1.5], dtype=torch.float64)[:, None]
-    radius = spectral_radius(lambda z: scales * z, normal(2, 3), iterations=4)
+    radius = spectral_radius(lambda z: scales * z, numbers(2, 3), iterations=4)
     torch.testing.assert_close(radius, scales[:, 0])
 
 
 def test_spectral_radius_of_a_rotation_and_of_a_general_matrix():
     angle = torch.tensor(0.7)
     turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2).double()
-    radius = spectral_radius(lambda z: 0.8 * z @ turn.T, normal(1, 2), iterations=20)
+    radius = spectral_radius(lambda z: 0.8 * z @ turn.T, numbers(1, 2), iterations=20)
     torch.testing.assert_close(radius, torch.tensor([0.8], dtype=torch.float64), rtol=1e-6, atol=0)
-    matrix = normal(8, 8, seed=9)
+    matrix = numbers(8, 8, seed=9)
     expected = torch.linalg.eigvals(matrix).abs().max()
-    radius = spectral_radius(lambda z: z @ matrix.T, normal(1, 8), iterations=400)
+    radius = spectral_radius(lambda z: z @ matrix.T, numbers(1, 8), iterations=400)
     torch.testing.assert_close(radius[0], expected, rtol=0.02, atol=0)
 
 
@@ -113,12 +110,12 @@ def test_spectral_radius_without_a_batch_axis_and_of_a_tuple():
         flat = torch.cat([z[0].flatten(), z[1]]) @ matrix.T
         return flat[:2].reshape(2, 1), flat[2:]
 
-    radius = spectral_radius(f, (normal(2, 1), normal(2)), batched=False, generator=generator())
+    radius = spectral_radius(f, (numbers(2, 1), numbers(2)), batched=False, generator=generator())
     torch.testing.assert_close(radius, torch.tensor([0.9], dtype=torch.float64))
 
 
 def test_numbers_are_checked():
     with pytest.raises(ValueError, match="probe"):
-        jacobian_penalty(torch.tanh, normal(2, 2), probes=0)
+        jacobian_penalty(torch.tanh, numbers(2, 2), probes=0)
     with pytest.raises(ValueError, match="iteration"):
-        spectral_radius(torch.tanh, normal(2, 2), iterations=0)
+        spectral_radius(torch.tanh, numbers(2, 2), iterations=0)

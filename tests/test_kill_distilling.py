@@ -33,7 +33,7 @@ def distilling(root, recipe, folder, updates, every):
     sys.modules["cdeq.consistency.distillation"].plan_handover = lambda student, inputs: {}
     config = FitConfig(updates=updates, checkpoint_every=every, log_every=1, learning_rate=1e-2)
     store = TrajectoryStore.open(root / recipe)
-    student = distill(Tanh(), store, recipe=recipe, fit_config=config, folder=folder)
+    student = distill(Tanh(), store, recipe=recipe, fit=config, folder=folder)
     student.save(folder / "student")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq import Student, distill, recipe_named
+from cdeq import Recipe, Student, distill
 from cdeq.equilibrium import check_contract, is_batched
 from cdeq.gradients import Implicit, Unrolled, solve_with_gradient
 from cdeq.models import MODELS
@@ -498,7 +498,7 @@ def images(count: int = 2, batch: int = 3) -> list[tuple[Tensor, Tensor]]:
 
 
 def distilled(updates: int = 3, branches: int = 2, recipe: str = "anchored", **changes: Any) -> Any:
-    chosen = recipe_named(recipe, **changes)
+    chosen = Recipe.from_name(recipe, **changes)
     return distill(
         contracted(branches), images(), recipe=chosen, updates=updates, max_steps=15, seed=4
     )

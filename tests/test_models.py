@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 from typing import Any
 
 import pytest
@@ -12,22 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cdeq.data import Graph, normalised_adjacency
 from cdeq.equilibrium import check_contract, is_batched
 from cdeq.gradients import jacobian_penalty
 from cdeq.models import EIGNN, IGNN, MIGNN, MODELS, ConvDEQ, DEQTransformer, TransformerDEQ
 from cdeq.models.graph.sparse import sparse_product
 from cdeq.models.text.transformer import causal_attention
-from cdeq.solvers import Anderson, Picard, solve_model
+from cdeq.solvers import Picard, solve_model
+from checks import csr, equilibrium
+from graphs import random_graph
 
 NODES = 30
 GRAPH_MODELS = {"EIGNN": EIGNN, "IGNN": IGNN, "MIGNN": MIGNN}
-
-
-def graph(dtype: torch.dtype = torch.float32) -> Graph:
-    edges = torch.randint(NODES, (2, 60), generator=torch.Generator().manual_seed(0))
-    features = torch.randn(NODES, 5, generator=torch.Generator().manual_seed(1))
-    return Graph(normalised_adjacency(edges, NODES).to(dtype), features.to(dtype))
 
 
 def make(name: str) -> tuple[nn.Module, Any, tuple[int, ...], tuple[int, ...]]:
@@ -43,18 +37,11 @@ def make(name: str) -> tuple[nn.Module, Any, tuple[int, ...], tuple[int, ...]]:
         model = TransformerDEQ(vocabulary=11, width=16, heads=2, inner=24, tied=name == "tied")
         return model, torch.randint(11, (4, 12)), (4, 12, 16), (4, 12, 11)
     model = GRAPH_MODELS[name](features=5, width=8, classes=3)
-    return model, graph(), (NODES, 8), (NODES, 3)
+    return model, random_graph(NODES, torch.float32), (NODES, 8), (NODES, 3)
 
 
 # MDEQ, whose state is a tuple, has test_mdeq.py.
 every_model = pytest.mark.parametrize("name", [*(m for m in MODELS if m != "MDEQ"), "tied"])
-
-
-def solved(model: Any, x: Any, tol: float = 1e-5) -> Tensor:
-    with torch.no_grad():
-        solution = solve_model(model, model.inject(x), Anderson(), tol=tol, max_steps=100)
-    assert bool(solution.converged.all())
-    return solution.state
 
 
 @every_model
@@ -67,7 +54,7 @@ def test_contract_shapes_and_initial_contraction(name):
     assert z.shape == state_shape
     assert not z.any()
     assert model.step(z, context).shape == state_shape
-    star = solved(model, x)
+    star = equilibrium(model, x, tol=1e-5, max_steps=100)
     assert model.readout(star, context).shape == output_shape
     assert star.abs().mean() > 1e-2
 
@@ -79,18 +66,18 @@ def test_config_rebuilds_the_model(name):
     twin = MODELS[type(model).__name__](**config)
     twin.load_state_dict(model.state_dict())
     assert twin.config == model.config
-    torch.testing.assert_close(solved(twin, x), solved(model, x))
+    torch.testing.assert_close(equilibrium(twin, x, tol=1e-5), equilibrium(model, x, tol=1e-5))
 
 
 @every_model
 def test_deepcopy_is_independent(name):
     model, x, *_ = make(name)
-    before = solved(model, x)
+    before = equilibrium(model, x, tol=1e-5, max_steps=100)
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for p in twin.parameters():
             p.add_(torch.randn_like(p))
-    torch.testing.assert_close(solved(model, x), before)
+    torch.testing.assert_close(equilibrium(model, x, tol=1e-5, max_steps=100), before)
 
 
 class Caller(nn.Module):
@@ -108,7 +95,7 @@ class Caller(nn.Module):
 def test_swapped_weights_reach_every_method(name):
     model, x, *_ = make(name)
     caller = Caller(model)
-    context, z = model.inject(x), solved(model, x)
+    context, z = model.inject(x), equilibrium(model, x, tol=1e-5, max_steps=100)
     changed = {n: p + 0.3 * torch.randn_like(p) for n, p in caller.named_parameters()}
     original = {n: p.clone() for n, p in model.named_parameters()}
     for method, arguments in (("inject", (x,)), ("step", (z, context)), ("readout", (z, context))):
@@ -132,7 +119,7 @@ def test_swapped_weights_reach_every_method(name):
 @every_model
 def test_jacobian_penalty_has_a_gradient(name):
     model, x, *_ = make(name)
-    context, z = model.inject(x), solved(model, x)
+    context, z = model.inject(x), equilibrium(model, x, tol=1e-5, max_steps=100)
     penalty = jacobian_penalty(lambda state: model.step(state, context), z)
     assert penalty > 0
     penalty.backward()
@@ -147,7 +134,7 @@ def test_start_network_begins_at_zero_and_learns(name):
     guess = network(context)
     assert guess.shape == state_shape
     assert not guess.any()
-    star = solved(model, x)
+    star = equilibrium(model, x, tol=1e-5, max_steps=100)
     (network(context) - star).square().sum().backward()
     assert any(p.grad is not None and p.grad.any() for p in network.parameters())
     assert all(not n.startswith("start") for n, _ in model.named_parameters())
@@ -198,7 +185,6 @@ def test_text_refuses_odd_heads():
 
 
 def test_sparse_product_has_the_dense_gradients():
-    torch.manual_seed(0)
     dense = torch.randn(6, 4, dtype=torch.float64) * (torch.rand(6, 4) < 0.5)
     matrix = csr(dense)
     transpose = csr(dense.T)
@@ -215,20 +201,9 @@ def test_sparse_product_has_the_dense_gradients():
     torch.testing.assert_close(gradient, dense.T @ upstream)
 
 
-def csr(dense: Tensor) -> Tensor:
-    rows = [torch.nonzero(row).squeeze(1) for row in dense]
-    ends = torch.tensor([0] + [len(r) for r in rows]).cumsum(0)
-    columns = torch.cat(rows)
-    values = dense[dense != 0]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(ends, columns, values, dense.shape, check_invariants=True)
-
-
 def test_ignn_step_and_gradient_match_dense():
-    torch.manual_seed(0)
     model = IGNN(features=5, width=4, classes=2).double()
-    x = graph(torch.float64)
+    x = random_graph(NODES)
     context, dense = model.inject(x), x.adjacency.to_dense()
     z = torch.randn(NODES, 4, dtype=torch.float64, requires_grad=True)
     injection = dense @ model.injection(x.features)
@@ -236,17 +211,15 @@ def test_ignn_step_and_gradient_match_dense():
     actual = model.step(z, context)
     torch.testing.assert_close(actual, expected)
     upstream = torch.randn_like(actual)
-    for a, b in zip(
-        torch.autograd.grad(actual, (z, model.weight), upstream, retain_graph=True),
-        torch.autograd.grad(expected, (z, model.weight), upstream, retain_graph=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
+    ours, theirs = (
+        torch.autograd.grad(out, (z, model.weight), upstream, retain_graph=True)
+        for out in (actual, expected)
+    )
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 def test_ignn_is_well_posed_whatever_its_weights(scale):
-    torch.manual_seed(0)
     model = IGNN(features=5, width=8, classes=3, kappa=0.9)
     with torch.no_grad():
         model.weight.copy_(scale * torch.randn(8, 8))
@@ -254,9 +227,8 @@ def test_ignn_is_well_posed_whatever_its_weights(scale):
     assert norms.max() <= 0.9 + 1e-6
     inside = model.weight.abs().sum(dim=1) <= 0.9
     torch.testing.assert_close(model.bounded_weight()[inside], model.weight[inside])
-    with torch.no_grad():
-        solution = solve_model(model, model.inject(graph()), Picard(), tol=1e-5, max_steps=200)
-    assert bool(solution.converged.all())
+    context = model.inject(random_graph(NODES, torch.float32))
+    assert bool(solve_model(model, context, Picard(), tol=1e-5, max_steps=200).converged.all())
 
 
 @pytest.mark.parametrize("kappa", [0.0, 1.0, 1.5])

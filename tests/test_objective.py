@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from cdeq.consistency.losses import log_distance, mean_squared_error
 from cdeq.consistency.objective import DistillationObjective
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.solvers import Anderson, solve_model
 from cdeq.training.task_loss import IGNORED, cross_entropy
@@ -45,7 +45,7 @@ def setting(name, kind=Tanh, task=cross_entropy, labels=True, **changes):
     teacher = kind(norm=0.9).double()
     batch = Batch(teacher, labels=labels)
     torch.manual_seed(0)  # the start network begins at random
-    student = Student.for_example(teacher, recipe_named(name, **changes), batch.x)
+    student = Student.for_example(teacher, Recipe.from_name(name, **changes), batch.x)
     randomized(student, 0.1, seed=1)
     objective = DistillationObjective(student, task, seed=0)
     old = {n: p.detach().clone() for n, p in student.trainable().items()}
@@ -237,7 +237,7 @@ def test_the_running_average_is_its_equation():
     for i, name in enumerate(names):
         assert torch.equal(buffers[f"average_{i}"], old[name])
     before = objective(batch, 3)[0].item()
-    objective.update_target()
+    objective.update_average()
     for i, name in enumerate(names):
         new = objective.student.trainable()[name]
         expected = 0.9 * old[name] + 0.1 * new.detach()
@@ -433,7 +433,7 @@ def test_tuple_and_unbatched_states(name, kind, loss):
         value, _ = objective(batch, update)
         value.backward()
         assert torch.isfinite(value)
-        objective.update_target()
+        objective.update_average()
 
 
 def test_ignored_labels_do_not_count():

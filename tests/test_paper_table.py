@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from cdeq.evaluation.results import Results, Row, TeacherResult
+from cdeq.evaluation import Results, Row, TeacherResult
 from cdeq_experiments.paper_table import gap_closed, nearest_methods, paper_table, write_table
 from cdeq_experiments.table3 import claims
 

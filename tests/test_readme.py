@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import cdeq
-from cdeq.evaluation.results import Results
+from cdeq.evaluation import Results
 from cdeq_experiments.fill import filled
 from cdeq_experiments.page_figures import TASKS
 
@@ -50,7 +50,7 @@ def test_the_five_lines_run_as_written(tmp_path, monkeypatch):
     x = torch.randn(8, 6)
     names = {"teacher": TanhDEQ(), "loader": [x, torch.randn(8, 6)], "x": x}
     usual = cdeq.distill
-    monkeypatch.setattr(cdeq, "distill", lambda *a, **k: usual(*a, updates=20, **k))
+    monkeypatch.setattr(cdeq, "distill", lambda *a, **k: usual(*a, fit=cdeq.FitConfig(updates=20), **k))
     exec(BLOCKS[0], names)
     assert names["logits"].shape == (8, 3)
     assert bool(names["result"].converged.all())
@@ -62,7 +62,7 @@ def test_saving_and_loading_run_as_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     x, teacher = torch.randn(8, 6), TanhDEQ()
-    cdeq.distill(teacher, [x], updates=5).save("student/")
+    cdeq.distill(teacher, [x], fit=cdeq.FitConfig(updates=5)).save("student/")
     names = {"cdeq": cdeq, "teacher": TanhDEQ(), "held_out": [torch.randn(8, 6)]}
     exec(BLOCKS[3], names)
     assert len(names["student"].calibrated) > 0

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from cdeq import RECIPES, Recipe, RecipeError, recipe_named
+from cdeq import RECIPES, Recipe, RecipeError
 
 
 def test_paper_has_the_papers_figures():
-    r = recipe_named("paper")
+    r = Recipe.from_name("paper")
     assert (r.boundary, r.gamma, r.rho, r.decay, r.time_map) == (
         "state",
         2,
@@ -32,7 +32,7 @@ def test_paper_has_the_papers_figures():
 
 
 def test_anchored_is_what_the_design_says():
-    r = recipe_named("anchored")
+    r = Recipe.from_name("anchored")
     assert (r.boundary, r.states, r.loss, r.start) == ("weights", "own", "log", "learned")
     assert (r.gamma, r.history, r.backprop) == (1, "none", "full")
     assert 0.4 <= r.decay <= 0.65
@@ -42,25 +42,25 @@ def test_anchored_is_what_the_design_says():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_round_trip_through_json(name):
-    recipe = recipe_named(name, feature_axis=1, gamma=1.5)
+    recipe = Recipe.from_name(name, feature_axis=1, gamma=1.5)
     again = Recipe.from_dict(json.loads(json.dumps(recipe.to_dict())))
     assert again == recipe
     assert again.feature_axis == 1
 
 
 def test_recipes_are_frozen_and_changes_make_new_ones():
-    recipe = recipe_named("paper")
+    recipe = Recipe.from_name("paper")
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe.gamma = 3.0
-    assert recipe_named(recipe, gamma=3.0).gamma == 3.0
+    assert recipe.changed(gamma=3.0).gamma == 3.0
     assert recipe.gamma == 2.0
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(RecipeError, match="unknown recipe 'papper'; there are paper, anchored"):
-        recipe_named("papper")
+        Recipe.from_name("papper")
     with pytest.raises(RecipeError, match="unknown recipe fields: gama"):
-        recipe_named("paper", gama=2)
+        Recipe.from_name("paper", gama=2)
     with pytest.raises(RecipeError, match="unknown recipe fields: colour, gama"):
         Recipe.from_dict({"name": "mine", "gama": 2, "colour": "red"})
 
@@ -154,7 +154,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "changes", "field"), WRONG)
 def test_contradictions_are_refused_by_name(name, changes, field):
     with pytest.raises(RecipeError, match=rf"recipe '{name}': .*\b{field}\b"):
-        recipe_named(name, **changes)
+        Recipe.from_name(name, **changes)
 
 
 RIGHT = [
@@ -182,13 +182,13 @@ RIGHT = [
 
 @pytest.mark.parametrize(("name", "changes"), RIGHT)
 def test_ablations_are_one_changed_field(name, changes):
-    recipe = recipe_named(name, **changes)
+    recipe = Recipe.from_name(name, **changes)
     assert {k: getattr(recipe, k) for k in changes} == changes
 
 
 def test_what_has_an_effect_is_asked_of_the_changes_alone():
-    recipe = recipe_named(recipe_named("paper", rho=0.3), time_map="linear")
+    recipe = Recipe.from_name("paper", rho=0.3).changed(time_map="linear")
     assert recipe.rho == 0.3
     with pytest.raises(RecipeError, match="rho makes no difference without time_map='exponential'"):
-        recipe_named(recipe, rho=0.2)
-    assert recipe_named(recipe_named("paper"), states="own", augment_probability=0.0).depth == 6
+        recipe.changed(rho=0.2)
+    assert Recipe.from_name("paper", states="own", augment_probability=0.0).depth == 6

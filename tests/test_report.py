@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from cdeq.evaluation.results import Results, Row, TeacherResult
-from cdeq.evaluation.table import (
+from cdeq.evaluation import Results, Row, TeacherResult
+from cdeq.evaluation import (
     curves,
     markdown_table,
     results_table,

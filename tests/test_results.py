@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdeq.evaluation.results import (
+from cdeq.evaluation import (
     Results,
     ResultsError,
     Row,
@@ -19,7 +19,7 @@ from cdeq.evaluation.results import (
     current_hardware,
     write_measurements,
 )
-from cdeq.evaluation.table import metric_of
+from cdeq.evaluation import metric_of
 
 TINY = Path(__file__).parents[1] / "results" / "tiny"
 

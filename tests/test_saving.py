@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from cdeq import Student, recipe_named
+from cdeq import Recipe, Student
 from cdeq.consistency.copying import frozen_copy
+from cdeq.consistency.parts import TeacherShapes
 from cdeq.consistency.saving import StudentFolderError
 from cdeq.consistency.start import PointwiseStart
-from cdeq.consistency.student import Form
 from cdeq.data.graphs import Graph
 from cdeq.models import IGNN, ConvDEQ, TransformerDEQ
 from teachers import Normed, OfferedStart, Offering, Pair, Ring, Tanh, Tied, inputs, randomized
@@ -38,7 +38,7 @@ class Described(OfferedStart):
 
 def make(teacher, x, name="anchored", start_network=None, **changes):
     torch.manual_seed(0)
-    student = Student.for_example(teacher, recipe_named(name, **changes), x, start_network)
+    student = Student.for_example(teacher, Recipe.from_name(name, **changes), x, start_network)
     randomized(student)
     student.calibrated = (0.0, 0.25, 0.5)
     student.plan = {1e-1: 1, 1e-3: 4}
@@ -49,7 +49,7 @@ def same(student, again, x):
     for steps in range(6):
         assert torch.equal(student(x, steps=steps), again(x, steps=steps))
     assert again.recipe == student.recipe
-    assert again.form == student.form
+    assert again.shapes == student.shapes
     assert again.calibrated == student.calibrated
     assert again.plan == student.plan
     ours, theirs = student.state_dict(), again.state_dict()
@@ -249,8 +249,8 @@ ALTERED = [
     ({"recipe": {"name": "x", "boundary": "sideways"}}, "boundary"),
     ({"recipe": {"name": "x", "colour": "red"}}, "colour"),
     ({"recipe": None}, r"config\.json"),
-    ({"form": {"features": [8], "axes": [1], "weights": ["nothing"]}}, "nothing"),
-    ({"form": {}}, "features"),
+    ({"shapes": {"features": [8], "axes": [1], "weights": ["nothing"]}}, "nothing"),
+    ({"shapes": {}}, "features"),
     ({"plan": [1, 2]}, r"config\.json"),
     ({"sha256": {}}, r"teacher\.safetensors"),
     ({"teacher": {"class": "teachers:Tanh", "config": {"breadth": 3}}}, "breadth"),
@@ -295,7 +295,7 @@ def test_a_class_of_a_script_is_passed_in(tmp_path):
     script.write_text(
         "import cdeq, teachers\n"
         "class Teacher(teachers.Tanh):\n    pass\n"
-        "recipe = cdeq.recipe_named('anchored')\n"
+        "recipe = cdeq.Recipe.from_name('anchored')\n"
         "student = cdeq.Student.for_example(Teacher(), recipe, teachers.inputs())\n"
         f"student.save({str(tmp_path / 'student')!r})\n"
     )
@@ -496,13 +496,13 @@ def converted(matrix, layout):
 
 def meshed(teacher, x, name="anchored"):
     """A student of a teacher that cannot be copied plainly."""
-    recipe = recipe_named(name)
+    recipe = Recipe.from_name(name)
     z = teacher.start(teacher.inject(x))
-    form = Form(features=(8,), axes=(1,), weights=("weight", "injection"))
+    shapes = TeacherShapes(features=(8,), axes=(1,), weights=("weight", "injection"))
     network = (
         PointwiseStart.matching(teacher.inject(x), z, [1]) if recipe.start == "learned" else None
     )
-    student = Student(frozen_copy(teacher), recipe, form, network)
+    student = Student(frozen_copy(teacher), recipe, shapes, network)
     return randomized(student).eval().requires_grad_(False)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.start import PointwiseStart, context_tensors
 from cdeq.consistency.student import Student
 from teachers import OfferedStart, Offering, Pair, Ring, Tanh, inputs, randomized
@@ -77,7 +77,7 @@ def test_a_context_without_the_states_positions_is_refused():
 @pytest.mark.parametrize("kind", [Tanh, Pair, Ring])
 def test_students_start_from_it(kind):
     x = inputs()
-    student = Student.for_example(kind(), recipe_named("anchored"), x)
+    student = Student.for_example(kind(), Recipe.from_name("anchored"), x)
     assert isinstance(student.start_network, PointwiseStart)
     randomized(student.start_network)
     z0 = student.trajectory(x, 0)[0]
@@ -87,17 +87,17 @@ def test_students_start_from_it(kind):
 
 
 def test_the_teachers_own_network_is_preferred_and_a_given_one_to_that():
-    x, recipe = inputs(), recipe_named("anchored")
+    x, recipe = inputs(), Recipe.from_name("anchored")
     assert isinstance(Student.for_example(Offering(), recipe, x).start_network, OfferedStart)
     own = nn.Linear(8, 8)
     given = Student.for_example(Offering(), recipe, x, own).start_network
     assert type(given) is nn.Linear
     assert torch.equal(given.weight, own.weight)
-    zero = recipe_named("anchored", start="zero")
+    zero = Recipe.from_name("anchored", start="zero")
     assert Student.for_example(Offering(), zero, x, own).start_network is None
 
 
 def test_it_takes_the_teachers_dtype():
     x = inputs(dtype=torch.float64)
-    student = Student.for_example(Tanh().double(), recipe_named("anchored"), x)
+    student = Student.for_example(Tanh().double(), Recipe.from_name("anchored"), x)
     assert student.trajectory(x, 2)[2].dtype == torch.float64

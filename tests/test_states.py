@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdeq.equilibrium.states import (
@@ -13,6 +13,7 @@ from cdeq.equilibrium.states import (
     sample_norms,
     tensors_of,
 )
+from checks import same_tensors
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 sizes = st.integers(0, 4)
@@ -33,21 +34,16 @@ def states(draw):
 
 
 @given(states())
-@settings(deadline=None)
 def test_restore_inverts_flatten(case):
     state, batched = case
     layout = StateLayout.of(state, batched)
     flat = layout.flatten(state)
     assert flat.shape == (layout.batch, sum(layout.sizes))
     restored = layout.restore(flat)
-    assert isinstance(restored, tuple) == isinstance(state, tuple)
-    for a, b in zip(tensors_of(state), tensors_of(restored), strict=True):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
+    assert same_tensors(state, restored)
 
 
 @given(states())
-@settings(deadline=None)
 def test_sample_norms_are_those_of_the_numbers(case):
     state, batched = case
     norms = sample_norms(state, batched)

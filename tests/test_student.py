@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium import from_functions
 from cdeq.equilibrium.states import tensors_of
@@ -19,7 +19,7 @@ KINDS = [Tanh, Pair, Ring, Tied, Offering]
 
 def make(teacher, x, name, **changes):
     torch.manual_seed(0)  # start networks and histories begin at random
-    return Student.for_example(teacher, recipe_named(name, **changes), x)
+    return Student.for_example(teacher, Recipe.from_name(name, **changes), x)
 
 
 def changes_of(student):
@@ -169,7 +169,7 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
     z = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         base, changed = teacher.inject(x), torch.sin(x @ (teacher.injection + delta["injection"]).T)
-        moment = student.moment_at(0.7)
+        moment = student.time_point_at(0.7)
         W = teacher.weight + 0.3 * delta["weight"]
         expected = torch.tanh(z @ W.T + 0.7 * base + 0.3 * changed)
         torch.testing.assert_close(student.evaluate(z, moment, student.prepare(x)), expected)
@@ -188,7 +188,7 @@ def test_the_error_obeys_its_bound():
         push = [(z @ delta["weight"].T + x @ delta["injection"].T).norm(dim=1) for z in states]
         B = torch.stack(push).amax(dim=0)
         for j in range(40):
-            c = student.moment(j).strength
+            c = student.time_point(j).strength
             assert (errors[j + 1] <= 0.8 * errors[j] + c * B + 1e-9).all()
         assert (errors[1] > errors[0]).any()  # the deltas do harm, at first
 
@@ -223,12 +223,12 @@ def test_a_learned_schedule_starts_as_the_fixed_one(gamma):
     learned = make(Tanh(), x, "anchored", schedule="learned", gamma=gamma, depth=4)
     fixed = make(Tanh(), x, "anchored", gamma=gamma, depth=4)
     for j in range(12):
-        ours, theirs = learned.moment(j), fixed.moment(j)
+        ours, theirs = learned.time_point(j), fixed.time_point(j)
         strength = torch.as_tensor(ours.strength).detach().item()
         assert ours.time == pytest.approx(theirs.time, abs=1e-6)
         assert strength == pytest.approx(theirs.strength, abs=1e-6)
         with torch.no_grad():
-            still = learned.moment(j)
+            still = learned.time_point(j)
         assert isinstance(still.strength, float)
         assert still.strength == pytest.approx(strength, abs=1e-6)
 
@@ -239,7 +239,7 @@ def test_a_learned_schedule_is_monotone_and_can_be_learned(gamma):
     student = make(Tanh(), x, "anchored", schedule="learned", gamma=gamma, depth=4)
     randomized(student, 2.0)
     with torch.no_grad():
-        strengths = [student.moment(j).strength for j in range(60)]
+        strengths = [student.time_point(j).strength for j in range(60)]
     assert strengths[0] == 1
     assert all(a > b or b == 0 for a, b in itertools.pairwise(strengths))
     student.zero_grad()
@@ -254,7 +254,7 @@ def test_a_learned_schedule_is_monotone_and_can_be_learned(gamma):
 def test_only_the_weights_of_the_step_are_changed():
     x = inputs()
     student = make(Tanh(), x, "anchored", injection="student")
-    assert student.form.weights == ("weight", "injection")
+    assert student.shapes.weights == ("weight", "injection")
     assert not any("head" in name for name in student.trainable())
     assert not any(name.startswith("methods") for name in student.trainable())
 
@@ -291,7 +291,7 @@ def test_the_users_teacher_is_left_alone(name, training):
 
 
 def test_teachers_without_weights_are_refused():
-    x, recipe = inputs(), recipe_named("anchored")
+    x, recipe = inputs(), Recipe.from_name("anchored")
     for teacher in (Weightless(), from_functions(lambda z, c: 0.5 * z + c)):
         with pytest.raises(TypeError, match=r"nn\.Module with parameters"):
             Student.for_example(teacher, recipe, x)
@@ -338,7 +338,7 @@ def test_inference_in_ring_buffers_equals_the_differentiable_rollout(window, bou
     torch.manual_seed(0)
     teacher = Tanh().double()
     x = inputs().double()
-    student = Student.for_example(teacher, recipe_named("anchored", **changes), x)
+    student = Student.for_example(teacher, Recipe.from_name("anchored", **changes), x)
     with torch.no_grad():
         for weight in student.trainable().values():
             weight.add_(0.05 * torch.randn_like(weight))
@@ -359,7 +359,7 @@ def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
 
     teacher, x = Counting(), inputs()
     student = randomized(make(teacher, x, "anchored", start="zero", injection="teacher"), 0.5)
-    assert student.form.weights == ("weight",)
+    assert student.shapes.weights == ("weight",)
     student.teacher.injections = 0
     with torch.no_grad():
         z = student.trajectory(x, 2)[2]

@@ -10,10 +10,10 @@ import torch
 from cdeq import cli
 from cdeq.data.text import Corpus, Streams, Vocabulary
 from cdeq.equilibrium.memory import Segment
-from cdeq.evaluation.comparison import solver_method
-from cdeq.evaluation.metrics import perplexity
-from cdeq.evaluation.results import Results, Row, TeacherResult
-from cdeq.evaluation.text import find_text_equilibria, measure_text_quality, score_explicit_text
+from cdeq.evaluation import solver_method
+from cdeq.evaluation import perplexity
+from cdeq.evaluation import Results, Row, TeacherResult
+from cdeq.evaluation import find_text_equilibria, measure_text_quality, score_explicit_text
 from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.solvers import Anderson, Picard, solve_model
 from cdeq_experiments import pieces, table1, text_plans

@@ -8,7 +8,7 @@ import torch
 
 from cdeq import FitConfig, TrajectoryStore, distill, record
 from cdeq.consistency.objective import DistillationObjective
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.memory import Remembering, Segment, require_memory
 from cdeq.models.text.deq_transformer import DEQTransformer
@@ -242,7 +242,7 @@ class Inputs(DEQTransformer):
 
 
 def objective_of(store, recipe="anchored", seed=0, teacher=None, **changes):
-    recipe = recipe_named(recipe, **changes)
+    recipe = Recipe.from_name(recipe, **changes)
     torch.manual_seed(0)
     teacher = teacher or build()
     student = Student.for_example(teacher, recipe, store[0].x)
@@ -348,7 +348,7 @@ def test_no_gradient_passes_through_own_memory(stores):
 
 
 def test_own_memory_of_a_model_without_memory_is_refused(tmp_path):
-    recipe = recipe_named("anchored", memory="own")
+    recipe = Recipe.from_name("anchored", memory="own")
     assert recipe.memory == "own"
     # Also where a store has one batch only, before which there is none.
     for count in (1, 3):
@@ -359,20 +359,20 @@ def test_own_memory_of_a_model_without_memory_is_refused(tmp_path):
 def test_own_memory_of_inputs_without_memory_is_refused(tmp_path, stores):
     store = recorded(tmp_path, carried=False)
     with pytest.raises(ValueError, match=r"memory='own' needs .* record them with carried=True"):
-        distill(build(), store, recipe=recipe_named("anchored", memory="own"), updates=2)
+        distill(build(), store, recipe=Recipe.from_name("anchored", memory="own"), updates=2)
 
 
 @pytest.mark.parametrize("count", [-1, 0, 1])
 def test_depth_has_a_meaning_with_own_memory(count):
     if count < 1:
         with pytest.raises(ValueError, match="depth must be at least 1"):
-            recipe_named("paper", memory="own", depth=count)
+            Recipe.from_name("paper", memory="own", depth=count)
     else:
-        assert recipe_named("paper", memory="own", depth=count).depth == 1
+        assert Recipe.from_name("paper", memory="own", depth=count).depth == 1
     with pytest.raises(ValueError, match="depth makes no difference"):
-        recipe_named("paper", depth=3)
+        Recipe.from_name("paper", depth=3)
     with pytest.raises(ValueError, match="memory='other' is not one of"):
-        recipe_named("paper", memory="other")
+        Recipe.from_name("paper", memory="other")
 
 
 # Distilling.
@@ -384,7 +384,7 @@ def distilled(store, recipe, folder=None, config=FIT, seed=0):
         teacher,
         store,
         recipe=recipe,
-        fit_config=config,
+        fit=config,
         folder=folder,
         task_loss=teacher.loss,
         seed=seed,
@@ -397,10 +397,10 @@ def same_weights(one, other):
 
 
 RECIPES = {
-    "anchored, teacher": ("endpoint", recipe_named("anchored", depth=3)),
-    "anchored, own": ("endpoint", recipe_named("anchored", memory="own", depth=3)),
-    "paper, teacher": ("full", recipe_named("paper")),
-    "paper, own": ("full", recipe_named("paper", memory="own", depth=3)),
+    "anchored, teacher": ("endpoint", Recipe.from_name("anchored", depth=3)),
+    "anchored, own": ("endpoint", Recipe.from_name("anchored", memory="own", depth=3)),
+    "paper, teacher": ("full", Recipe.from_name("paper")),
+    "paper, own": ("full", Recipe.from_name("paper", memory="own", depth=3)),
 }
 
 

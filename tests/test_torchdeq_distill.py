@@ -17,7 +17,7 @@ with warnings.catch_warnings():
 from torchdeq import get_deq
 
 import cdeq
-from cdeq import FitConfig, Student, distill, recipe_named
+from cdeq import FitConfig, Recipe, Student, distill
 from cdeq.consistency.saving import StudentFolderError
 from cdeq.consistency.weights import mix_contexts
 from cdeq.equilibrium import from_torchdeq
@@ -67,15 +67,15 @@ def data(count: int = 3, size: int = 6) -> list[tuple[Tensor, Tensor]]:
 
 def untrained(recipe: str, **changes) -> Student:
     torch.manual_seed(0)
-    return randomized(Student.for_example(adapted(), recipe_named(recipe, **changes), data()[0][0]))
+    return randomized(Student.for_example(adapted(), Recipe.from_name(recipe, **changes), data()[0][0]))
 
 
 @pytest.mark.parametrize(
     "recipe",
     [
-        recipe_named("paper"),
-        recipe_named("anchored"),
-        recipe_named("anchored", injection="student"),
+        Recipe.from_name("paper"),
+        Recipe.from_name("anchored"),
+        Recipe.from_name("anchored", injection="student"),
     ],
     ids=lambda r: f"{r.name}, injection of the {r.injection}",
 )
@@ -83,10 +83,10 @@ def test_from_adapter_to_saved_student(tmp_path, recipe):
     teacher, batches = adapted(), data()
     x = batches[0][0]
     config = FitConfig(updates=20, learning_rate=1e-2)
-    student = distill(teacher, batches, recipe=recipe, fit_config=config)
+    student = distill(teacher, batches, recipe=recipe, fit=config)
     changed = ("embed", "layer") if recipe.injection == "student" else ("layer",)
     names = {f"model.{layer}.{kind}" for layer in changed for kind in ("weight", "bias")}
-    assert set(student.form.weights) == names
+    assert set(student.shapes.weights) == names
     assert all(change().any() for change in student.deltas.changes)
     student.calibrate(batches, steps=4)
     assert student.calibrated

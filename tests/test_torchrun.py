@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from cdeq import FitConfig, Student, TrajectoryStore, distill, process_group, recipe_named, record
+from cdeq import FitConfig, Recipe, Student, TrajectoryStore, distill, process_group, record
 from cdeq.training.parallel import process_rank
 from teachers import Ring, Tanh, batches, inputs
 
 CONFIG = FitConfig(updates=12, learning_rate=1e-2, log_every=1, checkpoint_every=5)
 RECIPES = {
-    "paper": recipe_named("paper"),
-    "anchored": recipe_named("anchored"),
-    "mixed": recipe_named("anchored", history="gru", schedule="learned", lambda_1=0.7, depth=4),
+    "paper": Recipe.from_name("paper"),
+    "anchored": Recipe.from_name("anchored"),
+    "mixed": Recipe.from_name("anchored", history="gru", schedule="learned", lambda_1=0.7, depth=4),
 }
 
 
@@ -30,7 +30,7 @@ def runs(root, where):
     """Every recipe from its store, into `where`; the student saved by the first process."""
     for name, recipe in RECIPES.items():
         store = TrajectoryStore.open(root / recipe.store_mode)
-        student = distill(teacher(), store, recipe=recipe, fit_config=CONFIG, folder=where / name)
+        student = distill(teacher(), store, recipe=recipe, fit=CONFIG, folder=where / name)
         if process_rank()[0] == 0:
             student.save(where / name / "student")
 
@@ -39,9 +39,9 @@ def refused(root, where):
     """What two processes cannot do, and how they say so."""
     words = {}
     for name, call in {
-        "graph": lambda: distill(Ring(), TrajectoryStore.open(root / "graph"), fit_config=CONFIG),
-        "odd": lambda: distill(Tanh(), TrajectoryStore.open(root / "odd"), fit_config=CONFIG),
-        "no folder": lambda: distill(Tanh(), batches(), fit_config=CONFIG),
+        "graph": lambda: distill(Ring(), TrajectoryStore.open(root / "graph"), fit=CONFIG),
+        "odd": lambda: distill(Tanh(), TrajectoryStore.open(root / "odd"), fit=CONFIG),
+        "no folder": lambda: distill(Tanh(), batches(), fit=CONFIG),
     }.items():
         try:
             call()
@@ -58,7 +58,7 @@ def main(root):
         where.mkdir(exist_ok=True)
         runs(root, where)
         # From a loader: the first process records, and both read.
-        distill(Tanh(), batches(), fit_config=CONFIG, folder=where / "loader", max_steps=10)
+        distill(Tanh(), batches(), fit=CONFIG, folder=where / "loader", max_steps=10)
         refused(root, where)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cdeq.consistency.copying import copy_of, frozen_copy
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.consistency.weights import Deltas, mix_contexts, mix_weights
 from teachers import Normed, Tanh, Tied, inputs, randomized
@@ -159,9 +159,9 @@ def test_mixing_is_exact_at_the_ends():
 
 def test_tied_weights_change_in_the_step_and_not_in_the_readout():
     teacher, x = Tied(), inputs()
-    recipe = recipe_named("anchored", start="zero", injection="student")
+    recipe = Recipe.from_name("anchored", start="zero", injection="student")
     student = Student.for_example(teacher, recipe, x)
-    assert student.form.weights == ("weight", "injection")
+    assert student.shapes.weights == ("weight", "injection")
     randomized(student)
     z = student.trajectory(x, 1)[1]
     delta = dict(zip(student.deltas.names, student.deltas(), strict=True))
@@ -174,9 +174,9 @@ def test_tied_weights_change_in_the_step_and_not_in_the_readout():
 def test_weight_normed_teachers(recipe):
     teacher, x = Normed(), inputs()
     changes = {"start": "zero", "injection": "student"}
-    student = Student.for_example(teacher, recipe_named(recipe, **changes), x)
+    student = Student.for_example(teacher, Recipe.from_name(recipe, **changes), x)
     names = {f"layer.parametrizations.weight.original{i}" for i in (0, 1)}
-    assert set(student.form.weights) == {"injection", *names}
+    assert set(student.shapes.weights) == {"injection", *names}
     with torch.no_grad():
         torch.testing.assert_close(student.trajectory(x, 1)[1], torch.tanh(teacher.inject(x)))
     randomized(student)
@@ -189,7 +189,7 @@ def test_weight_normed_teachers(recipe):
     )
     w = g * v / v.norm(dim=1, keepdim=True)
     expected = torch.tanh(z @ w.T + x @ (teacher.injection + delta["injection"]).T)
-    h = student.evaluate(z, student.moment(0), prepared)
+    h = student.evaluate(z, student.time_point(0), prepared)
     if recipe == "paper":
         [head] = student.time_heads
         expected = head(expected, 0.0)
@@ -249,7 +249,7 @@ def test_scalar_weights():
         def readout(self, z, context):
             return z
 
-    recipe = recipe_named("anchored", start="zero", delta="low_rank")
+    recipe = Recipe.from_name("anchored", start="zero", delta="low_rank")
     student = Student.for_example(Scaled(), recipe, inputs())
-    assert student.form.weights == ("scale",)
+    assert student.shapes.weights == ("scale",)
     assert student(inputs()).shape == (6, 5)

@@ -11,15 +11,26 @@ from cdeq.consistency import (
     Recipe,
     RecipeError,
     Student,
+    StudentFolderError,
     distill,
-    recipe_named,
 )
 from cdeq.equilibrium import EquilibriumModel, from_functions
 from cdeq.equilibrium.torchdeq import from_torchdeq
 from cdeq.gradients import Implicit, JacobianFree, Phantom, Unrolled, solve_with_gradient
 from cdeq.solvers import Anderson, Broyden, Picard, Solution, solve, solve_model
-from cdeq.training import FitConfig, TeachConfig, process_group, teach
-from cdeq.trajectories import TrajectoryStore, record
+from cdeq.training import (
+    CheckpointError,
+    FitConfig,
+    Progress,
+    ProgressBar,
+    TeachConfig,
+    fit,
+    is_main_process,
+    process_group,
+    process_rank,
+    teach,
+)
+from cdeq.trajectories import StoreError, TrajectoryStore, record
 
 __version__ = "0.2.0"
 
@@ -28,24 +39,31 @@ __all__ = [
     "Anderson",
     "Broyden",
     "CertifiedSolution",
+    "CheckpointError",
     "EquilibriumModel",
     "FitConfig",
     "Implicit",
     "JacobianFree",
     "Phantom",
     "Picard",
+    "Progress",
+    "ProgressBar",
     "Recipe",
     "RecipeError",
     "Solution",
+    "StoreError",
     "Student",
+    "StudentFolderError",
     "TeachConfig",
     "TrajectoryStore",
     "Unrolled",
     "distill",
+    "fit",
     "from_functions",
     "from_torchdeq",
+    "is_main_process",
     "process_group",
-    "recipe_named",
+    "process_rank",
     "record",
     "solve",
     "solve_model",

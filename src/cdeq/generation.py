@@ -7,7 +7,6 @@ memory holds it. Shapes: T tokens, V words.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,17 +17,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from rich.table import Table
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import Tensor
 
-from cdeq.consistency.history import Evaluation
-from cdeq.consistency.parts import Moment, Prepared
+from cdeq.consistency.baking import fold_weights
 from cdeq.consistency.student import Student
-from cdeq.consistency.weights import mix_contexts, mix_weights
 from cdeq.data.text import END, UNKNOWN, Vocabulary, words_of
 from cdeq.equilibrium.contract import Context, EquilibriumModel
 from cdeq.equilibrium.memory import Remembering, Segment
-from cdeq.equilibrium.states import State, map_state
+from cdeq.equilibrium.states import State
 from cdeq.solvers import Anderson, Solver, solve_model
 from cdeq_experiments.options import ExperimentError
 
@@ -75,7 +71,7 @@ def teacher_advance(
     model: LanguageModel, *, solver: Solver = ANDERSON, tol: float = 1e-3, max_steps: int = 50
 ) -> Advance:
     """Reading by solving for the equilibrium, to a tolerance."""
-    plain = folded(model)
+    plain = fold_weights(model)
 
     @torch.no_grad()
     def advance(x: Segment) -> Advanced:
@@ -87,73 +83,13 @@ def teacher_advance(
 
 
 def student_advance(student: Student, steps: int) -> Advance:
-    """Reading by `steps` steps of a student: its rollout, with the weights of every step made once, not per token."""
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, not {steps}")
-    with torch.no_grad():
-        moments = [student.moment(j) for j in range(steps)]
-        names = student.deltas.names
-        theta: list[Tensor] = [student.methods.model.get_parameter(name) for name in names]
-        delta = student.deltas()
+    """Reading by `steps` steps of a student, whose weights are made once, not for each token."""
+    baked = student.baked(steps)
 
-        def at(strength: float | Tensor) -> Any:
-            return folded(student.teacher, mix_weights(names, theta, delta, strength))
-
-        base, changed = at(0.0), at(1.0)
-        own_weights = student.time_heads is None
-        models = [at(moment.strength) if own_weights else changed for moment in moments]
-    keep = 1 if student.recipe.history == "none" else student.recipe.window + 1
-
-    @torch.no_grad()
     def advance(x: Segment) -> Advanced:
-        context = altered = base.inject(x)
-        if student.recipe.injection == "student":
-            altered = changed.inject(x)
-        z = student.begin(Prepared(context, altered, [], [], {}))
-        evaluations: list[Evaluation] = []
-        for model, moment in zip(models, moments, strict=True):
-            h = _evaluated(student, model, moment, z, context, altered)
-            evaluations = [*evaluations, (z, h)][-keep:]
-            z = student.combine(evaluations, moment)
-        return Advanced(z, context, steps)
+        return Advanced(*baked.state(x), steps)
 
     return advance
-
-
-def _evaluated(
-    student: Student, model: Any, moment: Moment, z: State, context: Context, altered: Context
-) -> State:
-    """`student.evaluate` with the weights of the moment already in `model`."""
-    if student.time_heads is None:
-        return model.step(z, mix_contexts(context, altered, moment.strength))
-    heads = iter(student.time_heads)
-    return map_state(lambda part: next(heads)(part, moment.time), model.step(z, altered))
-
-
-@torch.no_grad()
-def folded(model: Any, weights: dict[str, Tensor] | None = None) -> Any:
-    """A copy to evaluate, with other weights if given by name, whose normalised weights are computed once for all.
-
-    For one token, normalising the weights takes longer than multiplying by them. What is the same stays shared: a
-    large vocabulary is not copied.
-    """
-    if not isinstance(model, nn.Module):
-        return model
-    weights = weights or {}
-    same = {id(p): p for name, p in model.named_parameters() if name not in weights}
-    copied = copy.deepcopy(model, same).eval()
-    for name, weight in weights.items():
-        copied.get_parameter(name).copy_(weight)
-    for module in list(copied.modules()):
-        if not parametrize.is_parametrized(module):
-            continue
-        found = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr]
-        # Not remove_parametrizations, which changes the class itself: copies share it with the original.
-        module.__class__ = parametrize.type_before_parametrizations(module)
-        del module.parametrizations
-        for name, weight in found.items():
-            module.register_parameter(name, nn.Parameter(weight.detach(), requires_grad=False))
-    return copied
 
 
 # Words.

@@ -2,7 +2,8 @@
 
 from cdeq.consistency.certify import CertifiedSolution
 from cdeq.consistency.distillation import distill
-from cdeq.consistency.recipes import RECIPES, Recipe, RecipeError, recipe_named
+from cdeq.consistency.recipes import RECIPES, Recipe, RecipeError
+from cdeq.consistency.saving import StudentFolderError
 from cdeq.consistency.student import Student
 
 __all__ = [
@@ -11,6 +12,6 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Student",
+    "StudentFolderError",
     "distill",
-    "recipe_named",
 ]

@@ -1,4 +1,4 @@
-"""The boundary coefficients: all student at eps, nothing of it left at T (paper, after Eq. 7)."""
+"""The boundary coefficients: all student at eps, nothing of it left at T (paper, eq:cm_definition)."""
 
 from __future__ import annotations
 

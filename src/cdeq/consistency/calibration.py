@@ -15,11 +15,11 @@ from cdeq.solvers.loop import solve_model
 from cdeq.trajectories.nesting import map_nest, split_batch
 
 if TYPE_CHECKING:
-    from cdeq.consistency.history import Evaluation
+    from cdeq.consistency.history import HistoryMemory
     from cdeq.consistency.parts import Prepared
     from cdeq.consistency.student import Student
 
-    Run = tuple[Prepared, State, State, list[Evaluation]]
+    Run = tuple[Prepared, State, State, HistoryMemory]
 
 STRENGTHS = (
     1.0,
@@ -53,7 +53,7 @@ def calibrate(
     tol: float = 1e-4,
     max_steps: int = 100,
 ) -> tuple[float, ...]:
-    """Choose, step by step, the moment whose result is nearest the equilibrium on the loader's data.
+    """Choose, step by step, the point in time whose result is nearest the equilibrium on the loader's data.
 
     The clock never runs backwards; where the student's own does better over all steps it stays. Sets
     `student.calibrated` (fractions of solver time, also returned) and
@@ -72,7 +72,7 @@ def calibrate(
         star = solve_model(
             student.teacher, prepared.base, Anderson(), tol=tol, max_steps=max_steps
         ).state
-        runs.append((prepared, star, student.begin(prepared), []))
+        runs.append((prepared, star, student.begin(prepared), None))
     if not runs:
         raise ValueError("calibration needs at least one batch of held-out data")
 
@@ -100,16 +100,16 @@ def calibrate(
 def _advanced(student: Student, fraction: float, runs: list[Run]) -> tuple[float, list[Run]]:
     """The mean log distance after a step at this fraction of solver time, and the runs after it."""
     after, error = [], 0.0
-    for prepared, star, z, evaluations in runs:
-        z, evaluations = student.advance(z, student.moment_at(fraction), evaluations, prepared)
+    for prepared, star, z, memory in runs:
+        z, memory = student.advance(z, student.time_point_at(fraction), memory, prepared)
         error += float(relative_distance(z, star, student.batched).log().mean())
-        after.append((prepared, star, z, evaluations))
+        after.append((prepared, star, z, memory))
     return math.inf if math.isnan(error) else error / len(runs), after
 
 
 def _trained_clock(student: Student, steps: int) -> list[float]:
     """The fractions of solver time of the clock that the student was trained with."""
-    times = [student.trained_moment(j).time for j in range(steps)]
+    times = [student.trained_time_point(j).time for j in range(steps)]
     return [(t - student.recipe.eps) / (student.recipe.end - student.recipe.eps) for t in times]
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from cdeq.equilibrium.contract import Input
 from cdeq.equilibrium.states import State, StateLayout, row_norms
 from cdeq.solvers.anderson import Anderson
-from cdeq.solvers.loop import Solver, solve_model
+from cdeq.solvers.base import MAX_STEPS, TOL, Solver
+from cdeq.solvers.loop import solve_model
 
 if TYPE_CHECKING:
     from cdeq.consistency.parts import Prepared
@@ -28,7 +29,7 @@ class CertifiedSolution:
 
     `output`: the readout at `state`. `residual` (B,): the teacher's |f(z) - z| / |z|, measured at `state`.
     `steps` (B,): evaluations of f spent on each sample, the check included. `evaluations`: calls of f on the
-    whole batch. `finished_by`: who brought each sample below the tolerance: `student`, `solver`, or `nobody`.
+    whole batch. `finished_by`: who brought each sample below the tolerance: `student`, `solver`, or None.
     """
 
     state: State
@@ -37,7 +38,7 @@ class CertifiedSolution:
     converged: Tensor
     steps: Tensor
     evaluations: int
-    finished_by: list[str]
+    finished_by: list[str | None]
 
 
 @torch.no_grad()
@@ -45,8 +46,8 @@ def certified_solve(
     student: Student,
     x: Input,
     *,
-    tol: float = 1e-3,
-    max_steps: int = 50,
+    tol: float = TOL,
+    max_steps: int = MAX_STEPS,
     student_steps: int | None = None,
     solver: Solver | None = None,
 ) -> CertifiedSolution:
@@ -84,7 +85,7 @@ def certified_solve(
         steps=solution.steps + ahead,
         evaluations=solution.evaluations + ahead,
         finished_by=[
-            ("student", "solver")[who] if done else "nobody"
+            ("student", "solver")[who] if done else None
             for who, done in zip(finished, solution.converged.tolist(), strict=True)
         ],
     )

@@ -10,17 +10,17 @@ TimeMap = Callable[[int, int, float], float]
 
 
 def exponential_fraction(k: int, steps: int, rho: float) -> float:
-    """1 - e^(-rho k) (paper, Eq. 8)."""
+    """1 - e^(-rho k) (paper, eq:tau_rk)."""
     return 1.0 - math.exp(-rho * k)
 
 
 def linear_fraction(k: int, steps: int, rho: float) -> float:
-    """k / K (paper, Table 12)."""
+    """k / K (paper, tab:mapping_function_ablation)."""
     return k / steps
 
 
 def cosine_fraction(k: int, steps: int, rho: float) -> float:
-    """1 - cos(pi k / 2K) (paper, Table 12)."""
+    """1 - cos(pi k / 2K) (paper, tab:mapping_function_ablation)."""
     return min(1.0 - math.cos(0.5 * math.pi * k / steps), 1.0)  # rounding may pass the end
 
 
@@ -32,7 +32,7 @@ TIME_MAPS: dict[str, TimeMap] = {
 
 
 def inference_fraction(j: int, decay: float) -> float:
-    """1 - beta^j: the clock of multi-step inference (paper, Appendix C.3)."""
+    """1 - beta^j: the clock of multi-step inference (paper, appendix:time)."""
     return 1.0 - decay**j
 
 

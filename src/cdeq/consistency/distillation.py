@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from cdeq.consistency.certify import plan_handover
 from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.parts import check_teacher
-from cdeq.consistency.recipes import Recipe, recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
-from cdeq.solvers.anderson import Anderson
-from cdeq.solvers.loop import Solver
+from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 from cdeq.training.draws import numbered_generator
-from cdeq.training.log import ProgressBar
-from cdeq.training.loop import FitConfig, fit
+from cdeq.training.log import Progress
+from cdeq.training.loop import FitConfig
+from cdeq.training.loop import fit as run_fit
 from cdeq.training.parallel import from_main_process, is_main_process, process_rank
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
 
-RESTLESS = 0.1
+NOT_CONVERGED = 0.1
 """A recorded equilibrium with a residual above this is none."""
 
 
@@ -38,17 +38,15 @@ def distill(
     data: Iterable[Any] | TrajectoryStore,
     *,
     recipe: str | Recipe = "anchored",
-    updates: int = 500,
-    learning_rate: float = 3e-3,
-    fit_config: FitConfig | None = None,
+    fit: FitConfig | None = None,
     folder: str | Path | None = None,
     solver: Solver | None = None,
-    max_steps: int = 40,
-    tol: float = 1e-4,
+    max_steps: int = MAX_STEPS,
+    tol: float = TOL,
     task_loss: TaskLoss | None = cross_entropy,
     start_network: nn.Module | None = None,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool | Progress | None = None,
 ) -> Student:
     """Distil a teacher into a student that needs one to a few evaluations.
 
@@ -56,22 +54,19 @@ def distill(
     `data`: batches `x` or `(x, y)`, recorded first with `solver`, `max_steps` and `tol`; or a store recorded
         before, which has its own. A pair is always `(x, y)`; an input that is itself a pair goes into one more
         tuple. Labels are used only by recipes with a task loss, and may be absent.
-    `recipe`: a name or a `Recipe`; `fit_config` overrides `updates` and `learning_rate`.
+    `recipe`: a name or a `Recipe`. `fit`: updates, learning rate and the rest of the training.
     `folder`: where recordings, checkpoints and the log go; the same call on the same folder goes on where an
         earlier one was cut short, to the same weights. A finished recording there is used as it is. Without
         a folder nothing is kept.
-    Under torchrun every process calls this alike; each takes its share of every batch.
+    `progress`: True draws bars on standard error; or a function that is told.
+    Under torchrun every process makes this same call; each takes its share of every batch.
     """
     check_teacher(teacher)
-    recipe = recipe_named(recipe)
-    config = fit_config or FitConfig(updates=updates, learning_rate=learning_rate)
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_name(recipe)
     rank, world = process_rank()
     place = Path(folder) if folder is not None else None
     with ExitStack() as stack:
-
-        def bar(title: str) -> AbstractContextManager[ProgressBar | None]:
-            return ProgressBar(title) if progress and rank == 0 else nullcontext()
-
+        progress = progress if rank == 0 else None
         if not isinstance(data, TrajectoryStore):
             if place is None and world > 1:
                 raise ValueError(
@@ -79,24 +74,28 @@ def distill(
                 )
             room = place or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cdeq-")))
             path = room / f"trajectories-{recipe.store_mode}"
-            with bar("record") as shown:
-                data = _recorded(
-                    teacher, data, path, recipe, solver or Anderson(), max_steps, tol, shown
-                )
+            data = _record(teacher, data, path, recipe, solver, max_steps, tol, progress)
         data.check(teacher=teacher)
         _check_store(data, world)
         if recipe.store_mode == "full" and data.manifest.mode != "full":
             raise ValueError(
                 f"recipe {recipe.name!r} trains on the teacher's states: record with mode='full'"
             )
-        with bar(f"distil {recipe.name}") as shown:
-            return _fit_student(
-                teacher, data, recipe, config, place, task_loss, start_network, seed, shown
-            )
+        return _fit_student(
+            teacher,
+            data,
+            recipe,
+            fit or FitConfig(),
+            place,
+            task_loss,
+            start_network,
+            seed,
+            progress,
+        )
 
 
 def _check_store(store: TrajectoryStore, world: int) -> None:
-    """Refuse batches that the processes cannot share; warn of a teacher that was not at rest."""
+    """Refuse batches that the processes cannot share; warn of a teacher that did not converge."""
     if world > 1:
         if not store.manifest.batched:
             raise ValueError("a state without a batch axis cannot be shared between processes")
@@ -106,24 +105,24 @@ def _check_store(store: TrajectoryStore, world: int) -> None:
                 f"batches of {', '.join(map(str, uneven))} samples cannot be shared evenly by "
                 f"{world} processes; drop the last batch, or change the batch size"
             )
-    restless = store.unconverged(RESTLESS)
-    if restless > 0.5:
+    share = store.unconverged(NOT_CONVERGED)
+    if share > 0.5:
         warnings.warn(
-            f"{restless:.0%} of the recorded equilibria have a residual above {RESTLESS:g}: the teacher "
+            f"{share:.0%} of the recorded equilibria have a residual above {NOT_CONVERGED:g}: the teacher "
             "does not converge within the budget, and its student will learn what is not an equilibrium",
             stacklevel=3,
         )
 
 
-def _recorded(
+def _record(
     teacher: nn.Module,
     loader: Iterable[Any],
     path: Path,
     recipe: Recipe,
-    solver: Solver,
+    solver: Solver | None,
     max_steps: int,
     tol: float,
-    bar: ProgressBar | None,
+    progress: bool | Progress | None,
 ) -> TrajectoryStore:
     """What the recipe needs of the teacher, written by the main process and read by all."""
     problem: Exception | None = None
@@ -138,7 +137,7 @@ def _recorded(
                 tol=tol if recipe.store_mode == "endpoint" else 0.0,
                 mode=recipe.store_mode,
                 dtype=torch.promote_types(_first_weight(teacher).dtype, torch.float32),
-                progress=bar,
+                progress=progress,
             )
         except Exception as error:
             problem = error
@@ -160,7 +159,7 @@ def _fit_student(
     task_loss: TaskLoss | None,
     start_network: nn.Module | None,
     seed: int,
-    bar: ProgressBar | None,
+    progress: bool | Progress | None,
 ) -> Student:
     rank, world = process_rank()
     weight = _first_weight(teacher)
@@ -174,17 +173,17 @@ def _fit_student(
     objective = DistillationObjective(student, task_loss, seed)
 
     def batch_at(update: int) -> TrajectoryBatch:
-        """Every batch once an epoch, in an order that depends on the seed and the epoch alone."""
+        """Every batch once in each epoch, in an order that depends on the seed and the epoch alone."""
         epoch, place = divmod(update, len(store))
         generator = numbered_generator(seed, epoch)
         return read(int(torch.randperm(len(store), generator=generator)[place]))
 
-    @lru_cache(maxsize=1)  # a graph is one batch, which is read but once
+    @lru_cache(maxsize=1)  # a graph is one batch, which is read only once
     def read(index: int) -> TrajectoryBatch:
         batch = store[index]
         return placed(batch.part(rank, world) if world > 1 else batch)
 
-    fit(
+    run_fit(
         objective,
         batch_at,
         config,
@@ -200,8 +199,9 @@ def _fit_student(
             "seed": seed,
             "start_network": None if student.start_network is None else str(student.start_network),
         },
-        after_update=lambda update: objective.update_target(),
-        progress=bar,
+        after_update=lambda update: objective.update_average(),
+        progress=progress,
+        title=f"distil {recipe.name}",
     )
     student.eval().requires_grad_(False)
     if rank == 0:

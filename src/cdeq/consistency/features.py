@@ -32,7 +32,7 @@ class FeatureLinear(nn.Module):
 
 
 class TimeHead(nn.Module):
-    """h = W [f || t], t broadcast along the feature axis (paper, Eq. 11). Starts as the identity."""
+    """h = W [f || t], t broadcast along the feature axis (paper, eq:G_phi). Starts as the identity."""
 
     def __init__(self, features: int, axis: int):
         super().__init__()

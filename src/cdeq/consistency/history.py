@@ -1,9 +1,14 @@
 """History modules: what a student makes of its last evaluations (z_i, h_i), the newest last.
 
-Shapes: B samples, D numbers a sample, n = window + 1 evaluations at most.
+A module is called with the newest evaluation and its memory of those before, and returns the prediction P and the
+memory for the next step. A memory begins as None. Shapes: B samples, D numbers in each sample, n = window + 1
+evaluations at most.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,26 +19,42 @@ from cdeq.solvers.anderson import Anderson, anderson_weights
 
 Evaluation = tuple[State, State]
 """A state z and the student's evaluation h(z) there."""
+HistoryMemory = Any
+"""What a history module keeps between steps: of its own kind, None at the beginning."""
 
 
 class NoHistory(nn.Module):
     """P = h(z): the newest evaluation alone."""
 
-    def forward(self, evaluations: list[Evaluation]) -> State:
-        return evaluations[-1][1]
+    def forward(self, z: State, h: State, memory: HistoryMemory) -> tuple[State, HistoryMemory]:
+        return h, None
 
 
-class AndersonHistory(nn.Module):
-    """P = sum_i alpha_i (beta h_i + (1 - beta) z_i), alpha as in Anderson acceleration (paper, Eq. 10).
+class WindowHistory(nn.Module, ABC):
+    """Keeps the last `window` + 1 evaluations; a subclass predicts from them."""
+
+    window: int
+
+    def forward(self, z: State, h: State, memory: HistoryMemory) -> tuple[State, HistoryMemory]:
+        evaluations: list[Evaluation] = [*(memory or ())[-self.window :], (z, h)]
+        return self.predict(evaluations), evaluations
+
+    @abstractmethod
+    def predict(self, evaluations: list[Evaluation]) -> State:
+        """P from the evaluations, the newest last."""
+
+
+class AndersonHistory(WindowHistory):
+    """P = sum_i alpha_i (beta h_i + (1 - beta) z_i), alpha as in Anderson acceleration (paper, eq:AA_step_in_CM).
 
     The weights alpha are held constant in the gradient. Mixes in at least single precision.
     """
 
-    def __init__(self, mixing: float, batched: bool, ridge: float = 1e-6):
+    def __init__(self, window: int, mixing: float, batched: bool, ridge: float = 1e-6):
         super().__init__()
-        self.mixing, self.batched, self.ridge = mixing, batched, ridge
+        self.window, self.mixing, self.batched, self.ridge = window, mixing, batched, ridge
 
-    def forward(self, evaluations: list[Evaluation]) -> State:
+    def predict(self, evaluations: list[Evaluation]) -> State:
         if len(evaluations) == 1 and self.mixing == 1.0:
             return evaluations[0][1]
         layout = StateLayout.of(evaluations[-1][0], self.batched)
@@ -49,6 +70,13 @@ class AndersonHistory(nn.Module):
         mixed = torch.bmm(alpha[:, None], images).squeeze(1)
         return layout.restore(mixed.to(z.dtype))
 
+    def in_place(self, memory: HistoryMemory, steps: int) -> tuple[RunningAnderson, HistoryMemory]:
+        """The same mixing for a rollout of `steps` steps that nobody differentiates, with its memory so far."""
+        running, kept = RunningAnderson(self, min(self.window, steps - 1)), None
+        for z, h in memory:
+            _, kept = running(z, h, kept)
+        return running, kept
+
 
 class RunningAnderson:
     """`AndersonHistory` along one rollout without gradients, in the solver's own ring buffers.
@@ -56,17 +84,16 @@ class RunningAnderson:
     Each residual meets the others once, where `AndersonHistory` forms their products anew at each step.
     """
 
-    def __init__(self, z: State, history: AndersonHistory, window: int):
-        self.layout = StateLayout.of(z, history.batched)
+    def __init__(self, history: AndersonHistory, window: int):
+        self.batched = history.batched
         self.solver = Anderson(window=window, mixing=history.mixing, ridge=history.ridge)
-        self.memory = self.solver.init(self.layout.flatten(z))
-        self.count = 0
 
-    def __call__(self, z: State, h: State) -> State:
-        z, h = self.layout.flatten(z), self.layout.flatten(h)
-        mixed, self.memory = self.solver.update(self.count, z, h, subtract(h, z), self.memory)
-        self.count += 1
-        return self.layout.restore(mixed)
+    def __call__(self, z: State, h: State, memory: HistoryMemory) -> tuple[State, HistoryMemory]:
+        layout = StateLayout.of(z, self.batched)
+        flat, image = layout.flatten(z), layout.flatten(h)
+        count, kept = memory or (0, self.solver.init(flat))
+        mixed, kept = self.solver.update(count, flat, image, subtract(image, flat), kept)
+        return layout.restore(mixed), (count + 1, kept)
 
 
 def _newest_two(evaluations: list[Evaluation], index: int) -> list[tuple[Tensor, Tensor]]:
@@ -79,8 +106,10 @@ def _like(state: State, parts: list[Tensor]) -> State:
     return parts[0] if isinstance(state, Tensor) else tuple(parts)
 
 
-class MLPHistory(nn.Module):
+class MLPHistory(WindowHistory):
     """P = h + MLP[h_k || h_k-1 || z_k || z_k-1]: a free map in place of mixing. Starts as P = h."""
+
+    window = 1
 
     def __init__(self, features: tuple[int, ...], axes: tuple[int, ...]):
         super().__init__()
@@ -92,7 +121,7 @@ class MLPHistory(nn.Module):
         )
         self.axes = axes
 
-    def forward(self, evaluations: list[Evaluation]) -> State:
+    def predict(self, evaluations: list[Evaluation]) -> State:
         parts = []
         for i, axis in enumerate(self.axes):
             (z1, h1), (z2, h2) = _newest_two(evaluations, i)
@@ -101,8 +130,10 @@ class MLPHistory(nn.Module):
         return _like(evaluations[-1][1], parts)
 
 
-class GRUHistory(nn.Module):
+class GRUHistory(WindowHistory):
     """P = h + V GRU(h_k-1, h_k): a gated memory in place of mixing. Starts as P = h."""
+
+    window = 1
 
     def __init__(self, features: tuple[int, ...], axes: tuple[int, ...]):
         super().__init__()
@@ -112,7 +143,7 @@ class GRUHistory(nn.Module):
         )
         self.axes = axes
 
-    def forward(self, evaluations: list[Evaluation]) -> State:
+    def predict(self, evaluations: list[Evaluation]) -> State:
         parts = []
         for i, axis in enumerate(self.axes):
             hidden: Tensor | None = None

@@ -1,4 +1,4 @@
-"""The distillation objective (paper, Eq. 14 and Algorithm 2), on the teacher's states or the student's own."""
+"""The distillation objective (paper, eq:loss_total and alg:training), on the teacher's states or the student's own."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from cdeq.consistency.clock import TIME_MAPS
-from cdeq.consistency.copying import copy_of
-from cdeq.consistency.history import Evaluation
+from cdeq.consistency.history import HistoryMemory
 from cdeq.consistency.losses import (
     Distance,
+    global_loss,
+    local_loss,
     log_distance,
     mean_squared_error,
     output_divergence,
+    supervised_loss,
+    total_loss,
 )
-from cdeq.consistency.parts import Moment, Prepared
+from cdeq.consistency.parts import Prepared, TimePoint
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import Input
 from cdeq.equilibrium.memory import Segment, require_memory
@@ -43,31 +47,29 @@ class DistillationObjective(nn.Module):
             "mse": partial(mean_squared_error, batched=student.batched),
             "log": partial(log_distance, batched=student.batched, floor=recipe.log_floor),
         }[recipe.loss]
+        self._average: AveragedModel | None = None
         self._target: Student | None = None
         if recipe.lambda_1 < 1:
-            self._set_target()
+            self._begin_average()
 
-    def _set_target(self) -> None:
-        """A running average of the student, kept as buffers so that checkpoints hold it; the teacher is shared."""
-        target = copy_of(self.student, shared=[self.student.methods]).requires_grad_(False)
-        for i, weight in enumerate(self._averaged(target)):
+    def _begin_average(self) -> None:
+        """phi^-, the running average of the student, and the student that runs with it; the teacher is shared."""
+        parts = self.student.own_parts()
+        average = AveragedModel(parts, multi_avg_fn=get_ema_multi_avg_fn(self.recipe.ema))
+        average.requires_grad_(False).n_averaged.fill_(1)  # else the first update would copy
+        for i, weight in enumerate(average.parameters()):
+            # The same memory, as buffers: checkpoints hold it, and no optimizer sees it.
             self.register_buffer(f"average_{i}", weight.data)
-        object.__setattr__(
-            self, "_target", target
-        )  # not a submodule: its weights are the buffers above
+        for name, module in (
+            ("_average", average),
+            ("_target", self.student.with_parts(average.module)),  # type: ignore[arg-type]
+        ):
+            object.__setattr__(self, name, module)  # not submodules
 
-    def _averaged(self, student: Student) -> list[nn.Parameter]:
-        names = self.student.trainable()
-        return [p for name, p in student.named_parameters() if name in names]
-
-    @torch.no_grad()
-    def update_target(self) -> None:
-        """phi- <- mu phi- + (1 - mu) phi."""
-        if self._target is not None:
-            for average, weight in zip(
-                self._averaged(self._target), self.student.trainable().values(), strict=True
-            ):
-                average.lerp_(weight, 1 - self.recipe.ema)
+    def update_average(self) -> None:
+        """phi^- <- mu phi^- + (1 - mu) phi (paper, eq:ema)."""
+        if self._average is not None:
+            self._average.update_parameters(self.student.own_parts())
 
     def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
         x = self._input(batch, update)
@@ -101,23 +103,26 @@ class DistillationObjective(nn.Module):
         memory = remembering.remember(z, prepared.base)
         return batch.x._replace(memory=memory)
 
-    def _task(
-        self, z: State, prepared: Prepared, batch: TrajectoryBatch, fraction: float
-    ) -> Tensor | float:
-        """lambda_2 L_task, early in solver time only, where there are labels."""
-        r = self.recipe
-        if r.lambda_2 == 0 or self.task_loss is None or batch.y is None or fraction > r.task_until:
-            return 0.0
-        return r.lambda_2 * self.task_loss(self.student.teacher.readout(z, prepared.base), batch.y)
-
-    def _total(
-        self, output: State, endpoint: State, local_target: State | None, task: Tensor | float
+    def _loss(
+        self,
+        output: State,
+        neighbour: State | None,
+        fraction: float,
+        prepared: Prepared,
+        batch: TrajectoryBatch,
     ) -> Tensor:
-        """lambda_1 L_global + (1 - lambda_1) L_local + lambda_2 L_task."""
-        loss = self.recipe.lambda_1 * self.distance(output, endpoint) + task
-        if local_target is not None:
-            loss = loss + (1 - self.recipe.lambda_1) * self.distance(output, local_target)
-        return loss
+        """The total loss at one point; the task loss is early in solver time only, where there are labels."""
+        r, task = self.recipe, None
+        if r.lambda_2 and self.task_loss and batch.y is not None and fraction <= r.task_until:
+            answer = self.student.teacher.readout(output, prepared.base)
+            task = supervised_loss(self.task_loss, answer, batch.y)
+        return total_loss(
+            global_loss(self.distance, output, batch.endpoint),
+            None if neighbour is None else local_loss(self.distance, output, neighbour),
+            task,
+            lambda_1=r.lambda_1,
+            lambda_2=r.lambda_2,
+        )
 
     # On the teacher's trajectory.
 
@@ -146,8 +151,7 @@ class DistillationObjective(nn.Module):
                     if ended
                     else self._at(self._target, neighbour, state, x, batch.steps)[0]
                 )
-        task = self._task(output, prepared, batch, self._fraction(k, last))
-        loss = self._total(output, batch.endpoint, local_target, task)
+        loss = self._loss(output, local_target, self._fraction(k, last), prepared, batch)
         return loss, {"distance": self._shown_distance(output, batch)}
 
     def _fraction(self, k: int, last: int) -> float:
@@ -157,13 +161,12 @@ class DistillationObjective(nn.Module):
         self, student: Student, k: int, state: Callable[[int], State], x: Input, last: int
     ) -> tuple[State, Prepared]:
         """g(z_<=k, t_k): the window of states up to k, each evaluated at its own time."""
-        prepared = student.prepare(x)
-        evaluations: list[Evaluation] = []
+        prepared, memory = student.prepare(x), None
         first = k if self.recipe.history == "none" else max(0, k - self.recipe.window)
         for i in range(first, k + 1):
-            z, moment = state(i), student.moment_at(self._fraction(i, last))
-            evaluations.append((z, student.evaluate(z, moment, prepared)))
-        return student.combine(evaluations, moment), prepared
+            point = student.time_point_at(self._fraction(i, last))
+            output, memory = student.advance(state(i), point, memory, prepared)
+        return output, prepared
 
     # On the student's own rollout.
 
@@ -175,20 +178,19 @@ class DistillationObjective(nn.Module):
         losses = LossSum(list(student.trainable().values()), at_once=r.backprop == "truncated")
         if student.start_network is not None:
             losses.add(self.distance(z, batch.endpoint))
-        points: list[Point] = [Point(z, [], student.moment(0))]
+        points: list[Point] = [Point(z, None, student.time_point(0))]
         shown = {}
         for j in range(r.depth):
             here = points[j]
             if r.backprop == "truncated" and j:
                 here = _detached(here)
-            z, evaluations = self._step(here, prepared)
+            z, memory = self._step(here, prepared)
             if j + 1 < r.depth:
-                points.append(Point(z, evaluations, student.moment(j + 1)))
+                points.append(Point(z, memory, student.time_point(j + 1)))
             neighbour = j - 1 if r.direction == "later" else j + 1
             target = local(points[neighbour]) if 0 <= neighbour < r.depth else None
-            fraction = (here.moment.time - r.eps) / (r.end - r.eps)
-            task = self._task(z, prepared, batch, fraction)
-            loss = self._total(z, batch.endpoint, target, task)
+            fraction = (here.time.time - r.eps) / (r.end - r.eps)
+            loss = self._loss(z, target, fraction, prepared, batch)
             if answer is not None:
                 own = student.teacher.readout(z, prepared.base)
                 loss = loss + r.agreement * output_divergence(own, answer)
@@ -207,8 +209,8 @@ class DistillationObjective(nn.Module):
             return None
         return self.student.teacher.readout(batch.endpoint, prepared.base)
 
-    def _step(self, here: Point, prepared: Prepared) -> tuple[State, list[Evaluation]]:
-        arguments = (here.z, here.moment, here.evaluations, prepared)
+    def _step(self, here: Point, prepared: Prepared) -> tuple[State, HistoryMemory]:
+        arguments = (here.z, here.time, here.memory, prepared)
         if self.recipe.backprop == "checkpointed":
             return checkpoint(self.student.advance, *arguments, use_reentrant=False)
         return self.student.advance(*arguments)
@@ -223,7 +225,7 @@ class DistillationObjective(nn.Module):
 
         @torch.no_grad()
         def at(point: Point) -> State:
-            return target.advance(point.z, point.moment, point.evaluations, prepared)[0]
+            return target.advance(point.z, point.time, point.memory, prepared)[0]
 
         return at
 
@@ -233,18 +235,19 @@ class DistillationObjective(nn.Module):
 
 
 class Point(NamedTuple):
-    """A state of a rollout, with the evaluations remembered there and its moment."""
+    """A state of a rollout, what the history remembers there, and its point on the clock."""
 
     z: State
-    evaluations: list[Evaluation]
-    moment: Moment
+    memory: HistoryMemory
+    time: TimePoint
 
 
 def _detached(point: Point) -> Point:
-    evaluations = [
-        (map_state(Tensor.detach, a), map_state(Tensor.detach, b)) for a, b in point.evaluations
-    ]
-    return Point(map_state(Tensor.detach, point.z), evaluations, point.moment)
+    """A copy that no gradient flows through."""
+    memory = point.memory
+    if memory is not None:
+        memory = [(map_state(Tensor.detach, a), map_state(Tensor.detach, b)) for a, b in memory]
+    return Point(map_state(Tensor.detach, point.z), memory, point.time)
 
 
 class LossSum:

@@ -1,16 +1,21 @@
-"""What a student is made of beside its own weights: moments, what steps share, the teacher's shapes."""
+"""What a student is made of beside its own weights: its clock's points, what its steps share, the teacher's shapes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from cdeq.equilibrium.contract import Context, check_contract
+from cdeq.consistency.weights import mix_contexts
+from cdeq.equilibrium.contract import Context, Input, check_contract
+from cdeq.equilibrium.states import State, tensors_of
 
 
-class Moment(NamedTuple):
+class TimePoint(NamedTuple):
     """A point on the student's clock: solver time t, and c_out(t), the student's share there."""
 
     time: float
@@ -18,19 +23,24 @@ class Moment(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """All that the steps on one input share: contexts under theta and theta + delta, and the weights."""
+    """All that the steps on one input share.
+
+    `base` and `changed` are the contexts under theta and theta + delta; `call(c, z, context)` is one evaluation of the
+    teacher's map under the weights theta + c delta.
+    """
 
     base: Context
     changed: Context
-    theta: list[Tensor]
-    delta: list[Tensor]
-    weights: dict[str, Tensor]
-    """theta + delta, by name."""
+    call: Callable[[float | Tensor, State, Context], State]
+
+    def step(self, z: State, c: float | Tensor) -> State:
+        """f(z; theta + c delta), in the context mixed with the same c."""
+        return self.call(c, z, mix_contexts(self.base, self.changed, c))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
-    """What of a teacher's shapes a student is built on, so that it can be rebuilt without an example."""
+class TeacherShapes:
+    """What a student must know of its teacher to be rebuilt without an example."""
 
     features: tuple[int, ...]
     axes: tuple[int, ...]
@@ -48,6 +58,13 @@ class TeacherMethods(nn.Module):
     def forward(self, method: str, *arguments: Any) -> Any:
         return getattr(self.model, method)(*arguments)
 
+    def under(self, weights: dict[str, Tensor], method: str, *arguments: Any) -> Any:
+        """A method of the teacher with other weights, by name; with its own where none are given."""
+        if not weights:
+            return self(method, *arguments)
+        named = {f"model.{name}": weight for name, weight in weights.items()}
+        return functional_call(self, named, (method, *arguments))
+
 
 def check_teacher(teacher: object) -> None:
     """Refuse what a student cannot be made of: no equilibrium model, or one without weights."""
@@ -59,3 +76,29 @@ def check_teacher(teacher: object) -> None:
             "a teacher must be an nn.Module with parameters, which the student's changes are made of; "
             "wrap plain functions with cdeq.from_functions and pass it your modules"
         )
+
+
+def weights_in_use(teacher: nn.Module, x: Input, *, with_injection: bool) -> tuple[str, ...]:
+    """Names of the weights that a step depends on, or the injection too; those of the readout do not take part."""
+    methods = TeacherMethods(teacher)
+    weights = {
+        name: p.detach().requires_grad_()
+        for name, p in teacher.named_parameters()
+        if p.is_floating_point()
+    }
+    with torch.enable_grad():
+        context = methods.under(weights if with_injection else {}, "inject", x)
+        z = methods.under(weights, "step", methods("start", context), context)
+        total = torch.stack([part.float().sum() for part in tensors_of(z)]).sum()
+        if not total.requires_grad:
+            found: tuple[Tensor | None, ...] = (None,) * len(weights)
+        else:
+            found = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+    names = tuple(
+        name for name, gradient in zip(weights, found, strict=True) if gradient is not None
+    )
+    if not names:
+        raise ValueError(
+            "no weight of the teacher takes part in its step: there is nothing to distil"
+        )
+    return names

@@ -29,7 +29,7 @@ class Recipe:
       start             initial state: the teacher's own, or one learned from the context.
       delta, rank       change of weights: `full`, or `low_rank`.
       injection         the context: of the `student`'s weights, mixed as they are, or the `teacher`'s alone,
-                        which saves an injection an input.
+                        which saves one injection for each input.
       feature_axis      axis of the features in a state tensor; None: 1 for (B, C, H, W), else the last.
     Training
       states     the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps; depth has no
@@ -44,7 +44,7 @@ class Recipe:
                  readouts that are logits; it needs no labels.
       direction  of the local loss: the `later` point learns from the earlier (the paper's), or the `earlier`
                  from the later.
-      first_index  the smallest k drawn from the teacher's trajectory: 0, or 1 by the letter of the paper.
+      first_index  the smallest k drawn from the teacher's trajectory: 0, or 1 as the paper writes.
       ema        rate of the running average that the local loss learns from.
       augment_*  endpoint augmentation: probability, and how many first and last states are exempt.
     """
@@ -92,6 +92,31 @@ class Recipe:
     def store_mode(self) -> Literal["full", "endpoint"]:
         """What must be recorded of the teacher: all its states, or only the equilibria."""
         return "full" if self.states == "teacher" else "endpoint"
+
+    @classmethod
+    def from_name(cls, name: str, **changes: Any) -> Recipe:
+        """A recipe by its name, with changed fields."""
+        if name not in RECIPES:
+            raise RecipeError(f"unknown recipe {name!r}; there are {', '.join(RECIPES)}")
+        return RECIPES[name]().changed(**changes)
+
+    def changed(self, **changes: Any) -> Recipe:
+        """The recipe with changed fields.
+
+        A change that makes no difference beside the other fields is refused, so that no ablation is a copy of what it
+        is compared with. Fields that are not changed may lose their meaning by those that are.
+        """
+        if unknown := set(changes) - {f.name for f in fields(Recipe)}:
+            raise RecipeError(f"unknown recipe fields: {', '.join(sorted(unknown))}")
+        recipe = replace(self, **changes)
+        for name, conditions in EFFECTS.items():
+            if getattr(recipe, name) != getattr(self, name):
+                for holds, needed in conditions:
+                    if not holds(recipe):
+                        raise RecipeError(
+                            f"recipe {recipe.name!r}: {name} makes no difference without {needed}"
+                        )
+        return recipe
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -252,27 +277,3 @@ EFFECTS: dict[str, tuple[Condition, ...]] = {
     "augment_last": (TEACHER_STATES, AUGMENTATION),
 }
 """What a field needs of the others to make any difference."""
-
-
-def recipe_named(recipe: str | Recipe, **changes: Any) -> Recipe:
-    """A recipe by name (or as given), with changed fields.
-
-    A change that makes no difference beside the other fields is refused, lest an ablation be a copy of what
-    it is compared with. Fields that are not changed may lose their meaning by those that are.
-    """
-    if isinstance(recipe, str):
-        if recipe not in RECIPES:
-            raise RecipeError(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
-        recipe = RECIPES[recipe]()
-    unknown = set(changes) - {f.name for f in fields(Recipe)}
-    if unknown:
-        raise RecipeError(f"unknown recipe fields: {', '.join(sorted(unknown))}")
-    changed = replace(recipe, **changes)
-    for name, conditions in EFFECTS.items():
-        if getattr(changed, name) != getattr(recipe, name):
-            for holds, needed in conditions:
-                if not holds(changed):
-                    raise RecipeError(
-                        f"recipe {changed.name!r}: {name} makes no difference without {needed}"
-                    )
-    return changed

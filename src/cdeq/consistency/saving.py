@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from cdeq.consistency.parts import Form
+from cdeq.consistency.parts import TeacherShapes
 from cdeq.consistency.recipes import Recipe
 from cdeq.files import atomic_write_bytes, atomic_write_text, remove_leftovers
 from cdeq.trajectories.sparse import dense_pieces, from_pieces
@@ -29,7 +29,7 @@ from cdeq.trajectories.sparse import dense_pieces, from_pieces
 if TYPE_CHECKING:
     from cdeq.consistency.student import Student
 
-FORMAT = 1
+FORMAT = 2
 PARTS = ("teacher", "student")
 DIGITS = 12  # of a checksum, in a file's name
 
@@ -118,7 +118,7 @@ def save_student(student: Student, folder: Path) -> None:
     config: dict[str, Any] = {
         "format": FORMAT,
         "recipe": student.recipe.to_dict(),
-        "form": asdict(student.form),
+        "shapes": asdict(student.shapes),
         "teacher": {"class": _path_of(teacher), "config": _config_of(teacher)},
         "start_network": None
         if start is None
@@ -188,7 +188,7 @@ def load_student(cls: type[Student], folder: Path, teacher: nn.Module | type | N
 def _rebuilt(
     cls: type[Student], folder: Path, config: dict[str, Any], teacher: nn.Module | type | None
 ) -> Student:
-    recipe, form = Recipe.from_dict(config["recipe"]), config["form"]
+    recipe, shapes = Recipe.from_dict(config["recipe"]), config["shapes"]
     if not isinstance(teacher, nn.Module):
         teacher = _build(config["teacher"], teacher, "teacher")
     path, tensors = _read_part("teacher", folder, config)
@@ -203,10 +203,8 @@ def _rebuilt(
                 f"the start network is a {start['class']}, the teacher offers a {_path_of(network)}; "
                 "one of your own needs a `config`, a dict of its arguments"
             )
-    shape = Form(
-        features=tuple(form["features"]), axes=tuple(form["axes"]), weights=tuple(form["weights"])
-    )
-    student = cls(teacher, recipe, shape, network)
+    known = TeacherShapes(**{name: tuple(value) for name, value in shapes.items()})
+    student = cls(teacher, recipe, known, network)
     student.calibrated = tuple(config["calibrated"])
     student.plan = {float(tol): int(steps) for tol, steps in config["plan"]}
     path, tensors = _read_part("student", folder, config)

@@ -5,14 +5,15 @@ Shapes: B samples; a state is as the teacher's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import copy
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from cdeq.consistency.baking import BakedStudent
 from cdeq.consistency.boundary import out_coefficient
 from cdeq.consistency.calibration import calibrate
 from cdeq.consistency.certify import CertifiedSolution, certified_solve
@@ -21,54 +22,68 @@ from cdeq.consistency.copying import copy_of, frozen_copy
 from cdeq.consistency.features import TimeHead, feature_axis_of
 from cdeq.consistency.history import (
     AndersonHistory,
-    Evaluation,
     GRUHistory,
+    HistoryMemory,
     MLPHistory,
     NoHistory,
-    RunningAnderson,
 )
-from cdeq.consistency.parts import Form, Moment, Prepared, TeacherMethods, check_teacher
+from cdeq.consistency.parts import (
+    Prepared,
+    TeacherMethods,
+    TeacherShapes,
+    TimePoint,
+    check_teacher,
+    weights_in_use,
+)
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.saving import load_student, save_student
 from cdeq.consistency.start import PointwiseStart
-from cdeq.consistency.weights import Deltas, mix_contexts, mix_weights
-from cdeq.equilibrium.contract import EquilibriumModel, Input, check_contract, is_batched
+from cdeq.consistency.weights import Deltas, mix_weights
+from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, tensors_of
-from cdeq.solvers.loop import Solver
+from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 
 NEGLIGIBLE_STRENGTH = 1e-6
 """Below this share of the student's change a step is the teacher's own."""
 
+History = Callable[[State, State, HistoryMemory], tuple[State, HistoryMemory]]
+
 
 class Student(nn.Module):
-    """g_phi: maps a state at solver time t towards the equilibrium, one evaluation of f a step.
+    """g_phi: maps a state at solver time t towards the equilibrium, one evaluation of f for each step.
 
     Made by `cdeq.distill`, or `Student.load`. The teacher inside is a frozen copy.
     """
 
     def __init__(
-        self, teacher: nn.Module, recipe: Recipe, form: Form, start_network: nn.Module | None
+        self,
+        teacher: nn.Module,
+        recipe: Recipe,
+        shapes: TeacherShapes,
+        start_network: nn.Module | None,
     ):
         super().__init__()
         check_contract(teacher)
-        self.recipe, self.form = recipe, form
+        self.recipe, self.shapes = recipe, shapes
         self.methods = TeacherMethods(teacher.requires_grad_(False).eval())
         weights = dict(teacher.named_parameters())
         self.deltas = Deltas(
-            {name: weights[name].detach() for name in form.weights},
+            {name: weights[name].detach() for name in shapes.weights},
             rank=recipe.rank if recipe.delta == "low_rank" else None,
         )
+        sizes = list(zip(shapes.features, shapes.axes, strict=True))
         self.time_heads = (
-            nn.ModuleList(TimeHead(f, a) for f, a in zip(form.features, form.axes, strict=True))
+            nn.ModuleList(TimeHead(features, axis) for features, axis in sizes)
             if recipe.boundary == "state"
             else None
         )
-        self.history = {
-            "anderson": lambda: AndersonHistory(recipe.mixing, self.batched),
-            "mlp": lambda: MLPHistory(form.features, form.axes),
-            "gru": lambda: GRUHistory(form.features, form.axes),
+        histories: dict[str, Callable[[], nn.Module]] = {
+            "anderson": lambda: AndersonHistory(recipe.window, recipe.mixing, self.batched),
+            "mlp": lambda: MLPHistory(shapes.features, shapes.axes),
+            "gru": lambda: GRUHistory(shapes.features, shapes.axes),
             "none": NoHistory,
-        }[recipe.history]()
+        }
+        self.history = histories[recipe.history]()
         self.start_network = start_network
         self.rates: nn.Parameter | None = None
         if recipe.schedule == "learned":
@@ -96,7 +111,6 @@ class Student(nn.Module):
             context = teacher.inject(x)  # type: ignore[operator]
             z0 = teacher.start(context)  # type: ignore[operator]
         axes = [feature_axis_of(z, recipe.feature_axis) for z in tensors_of(z0)]
-        features = [z.shape[a] for z, a in zip(tensors_of(z0), axes, strict=True)]
         if recipe.start == "zero":
             start_network = None
         elif start_network is not None:
@@ -104,28 +118,12 @@ class Student(nn.Module):
         else:
             offered = getattr(teacher, "start_network", None)
             start_network = offered() if offered else PointwiseStart.matching(context, z0, axes)
-        names = tuple(name for name, p in teacher.named_parameters() if p.is_floating_point())
-        form = Form(features=tuple(features), axes=tuple(axes), weights=names)
-        probe = cls(teacher, recipe, form, start_network)
-        form = Form(features=form.features, axes=form.axes, weights=probe._weights_in_use(x, z0))
-        return cls(teacher, recipe, form, start_network)
-
-    def _weights_in_use(self, x: Input, z: State) -> tuple[str, ...]:
-        """The weights that a step depends on; the readout's stay the teacher's."""
-        with torch.enable_grad():
-            delta = [d.detach().requires_grad_() for d in self.deltas()]
-            prepared = self._prepare(x, delta)
-            out = sum(
-                t.float().sum() for t in tensors_of(self.evaluate(z, self.moment(0), prepared))
-            )
-            assert isinstance(out, Tensor)
-            found = torch.autograd.grad(out, delta, allow_unused=True) if out.requires_grad else []
-        names = tuple(n for n, g in zip(self.deltas.names, found, strict=False) if g is not None)
-        if not names:
-            raise ValueError(
-                "no weight of the teacher takes part in its step: there is nothing to distil"
-            )
-        return names
+        shapes = TeacherShapes(
+            features=tuple(z.shape[a] for z, a in zip(tensors_of(z0), axes, strict=True)),
+            axes=tuple(axes),
+            weights=weights_in_use(teacher, x, with_injection=recipe.injection == "student"),
+        )
+        return cls(teacher, recipe, shapes, start_network)
 
     @property
     def teacher(self) -> EquilibriumModel:
@@ -141,54 +139,58 @@ class Student(nn.Module):
         self.methods.eval()
         return self
 
-    def _call(self, method: str, weights: dict[str, Tensor], *arguments: Any) -> Any:
-        if not weights:
-            return self.methods(method, *arguments)
-        named = {f"model.{name}": weight for name, weight in weights.items()}
-        return functional_call(self.methods, named, (method, *arguments))
-
     # The clock.
 
-    def moment_at(self, fraction: float) -> Moment:
-        """The moment at a fraction of solver time."""
+    def time_point_at(self, fraction: float) -> TimePoint:
+        """The point at a fraction of solver time."""
         r = self.recipe
         t = solver_time(fraction, r.eps, r.end)
         strength = out_coefficient(t, gamma=r.gamma, eps=r.eps, end=r.end)
-        return Moment(t, strength if strength >= NEGLIGIBLE_STRENGTH else 0.0)
+        return TimePoint(t, strength if strength >= NEGLIGIBLE_STRENGTH else 0.0)
 
-    def moment(self, j: int) -> Moment:
-        """The moment of inference step j = 0, 1, ...: calibrated, or as in training."""
+    def time_point(self, j: int) -> TimePoint:
+        """The point of inference step j = 0, 1, ...: calibrated, or as in training."""
         known = len(self.calibrated)
         if not known:
-            return self.trained_moment(j)
+            return self.trained_time_point(j)
         rest = 1.0 - self.calibrated[min(j, known - 1)]
-        return self.moment_at(1.0 - rest * self.recipe.decay ** max(j - known + 1, 0))
+        return self.time_point_at(1.0 - rest * self.recipe.decay ** max(j - known + 1, 0))
 
-    def trained_moment(self, j: int) -> Moment:
-        """The moment of step j on the clock of training: learned, or fraction 1 - decay^j."""
+    def trained_time_point(self, j: int) -> TimePoint:
+        """The point of step j on the clock of training: learned, or fraction 1 - decay^j."""
         if self.rates is None or j == 0:
-            return self.moment_at(inference_fraction(j, self.recipe.decay))
+            return self.time_point_at(inference_fraction(j, self.recipe.decay))
         rates = torch.sigmoid(self.rates)
         left = rates[: min(j, len(rates))].prod() * rates[-1] ** max(j - len(rates), 0)
-        moment = self.moment_at(1.0 - float(left.detach()))
+        point = self.time_point_at(1.0 - float(left.detach()))
         if not left.requires_grad:
-            return moment
-        return moment._replace(strength=1.0 - (1.0 - left) ** self.recipe.gamma)
+            return point
+        return point._replace(strength=1.0 - (1.0 - left) ** self.recipe.gamma)
 
     # Steps.
 
+    def weights_at(self, c: float | Tensor) -> dict[str, Tensor]:
+        """theta + c delta by name, of the weights that the student changes."""
+        names = self.deltas.names
+        theta: list[Tensor] = [self.methods.model.get_parameter(name) for name in names]
+        return mix_weights(names, theta, self.deltas(), c)
+
     def prepare(self, x: Input) -> Prepared:
         """Contexts and weights for the input, computed once."""
-        return self._prepare(x, self.deltas())
+        names = self.deltas.names
+        theta: list[Tensor] = [self.methods.model.get_parameter(name) for name in names]
+        delta = self.deltas()
+        whole = mix_weights(names, theta, delta, 1.0)
 
-    def _prepare(self, x: Input, delta: list[Tensor]) -> Prepared:
-        own = dict(self.methods.model.named_parameters())
-        theta: list[Tensor] = [own[name] for name in self.deltas.names]
-        weights = mix_weights(self.deltas.names, theta, delta, 1.0)
+        def call(c: float | Tensor, z: State, context: Context) -> State:
+            at_once = isinstance(c, float) and c == 1.0
+            weights = whole if at_once else mix_weights(names, theta, delta, c)
+            return self.methods.under(weights, "step", z, context)
+
         base = changed = self.teacher.inject(x)
         if self.recipe.injection == "student":
-            changed = self._call("inject", weights, x)
-        return Prepared(base, changed, theta, delta, weights)
+            changed = self.methods.under(whole, "inject", x)
+        return Prepared(base, changed, call)
 
     def begin(self, prepared: Prepared) -> State:
         """z_0: the teacher's own start, or the learned one."""
@@ -196,66 +198,44 @@ class Student(nn.Module):
             return self.teacher.start(prepared.base)
         return self.start_network(prepared.base)
 
-    def evaluate(self, z: State, moment: Moment, prepared: Prepared) -> State:
+    def evaluate(self, z: State, point: TimePoint, prepared: Prepared) -> State:
         """h(z, t): the one evaluation of f that a step costs."""
         if self.time_heads is None:
-            c = moment.strength
-            weights = (
-                prepared.weights
-                if isinstance(c, float) and c == 1.0
-                else mix_weights(self.deltas.names, prepared.theta, prepared.delta, c)
-            )
-            return self._call("step", weights, z, mix_contexts(prepared.base, prepared.changed, c))
+            return prepared.step(z, point.strength)
         heads = iter(self.time_heads)
-        f = self._call("step", prepared.weights, z, prepared.changed)
-        return map_state(lambda part: next(heads)(part, moment.time), f)
+        return map_state(lambda part: next(heads)(part, point.time), prepared.step(z, 1.0))
 
-    def combine(self, evaluations: list[Evaluation], moment: Moment) -> State:
-        """g: the next state from the last evaluations, the newest last (paper, Eqs. 7 and 10)."""
-        return self._bounded(evaluations[-1][0], self.history(evaluations), moment)
-
-    def _bounded(self, z: State, predicted: State, moment: Moment) -> State:
-        """c_skip z + c_out P under the boundary on the state; P itself where the weights carry it."""
+    def bounded(self, z: State, predicted: State, point: TimePoint) -> State:
+        """g = c_skip z + c_out P (paper, eq:cm_definition); P itself where the weights carry the boundary."""
         if self.recipe.boundary == "weights":
             return predicted
-        c_out = moment.strength
-        return map_state(lambda old, p: old + c_out * (p - old), z, predicted)
+        c_out = point.strength
+        return map_state(lambda old, new: old + c_out * (new - old), z, predicted)
 
     def advance(
-        self, z: State, moment: Moment, evaluations: list[Evaluation], prepared: Prepared
-    ) -> tuple[State, list[Evaluation]]:
-        """One step: the next state, and the evaluations to remember for the one after it."""
-        evaluations = self._remembered(evaluations, z, self.evaluate(z, moment, prepared))
-        return self.combine(evaluations, moment), evaluations
-
-    def _remembered(self, evaluations: list[Evaluation], z: State, h: State) -> list[Evaluation]:
-        """The newest evaluation and those before it that the history module looks at."""
-        keep = 0 if self.recipe.history == "none" else self.recipe.window
-        return [*evaluations[-keep:], (z, h)] if keep else [(z, h)]
+        self,
+        z: State,
+        point: TimePoint,
+        memory: HistoryMemory,
+        prepared: Prepared,
+        history: History | None = None,
+    ) -> tuple[State, HistoryMemory]:
+        """The one step of inference and training: the next state, and the memory of its history."""
+        h = self.evaluate(z, point, prepared)
+        predicted, memory = (history or self.history)(z, h, memory)
+        return self.bounded(z, predicted, point), memory
 
     def rollout(self, prepared: Prepared, steps: int) -> Iterator[State]:
-        """z_0, z_1, ..., z_steps (paper, Algorithm 1); z_j has cost j evaluations."""
+        """z_0, z_1, ..., z_steps (paper, alg:multistep_aa); z_j has cost j evaluations."""
         z = self.begin(prepared)
         yield z
-        evaluations: list[Evaluation] = []
-        running: RunningAnderson | None = None
+        history: History = self.history
+        memory: HistoryMemory = None
         for j in range(steps):
-            moment = self.moment(j)
-            h = self.evaluate(z, moment, prepared)
-            if j == 0 and steps > 1 and not _is_tracked(z, h):
-                running = self._running_history(z, steps)
-            if running is not None:
-                z = self._bounded(z, running(z, h), moment)
-            else:
-                evaluations = self._remembered(evaluations, z, h)
-                z = self.combine(evaluations, moment)
+            if j == 1 and isinstance(history, AndersonHistory) and not _is_tracked(z):
+                history, memory = history.in_place(memory, steps)
+            z, memory = self.advance(z, self.time_point(j), memory, prepared, history)
             yield z
-
-    def _running_history(self, z: State, steps: int) -> RunningAnderson | None:
-        """Anderson mixing in place, for a rollout that nobody differentiates."""
-        if not isinstance(self.history, AndersonHistory):
-            return None
-        return RunningAnderson(z, self.history, min(self.recipe.window, steps - 1))
 
     # Use.
 
@@ -271,11 +251,15 @@ class Student(nn.Module):
         """The states z_0 ... z_steps."""
         return list(self.rollout(self.prepare(x), steps))
 
+    def baked(self, steps: int) -> BakedStudent:
+        """The student as it is now, with the weights of its first `steps` steps made once for all inputs."""
+        return BakedStudent(self, steps)
+
     def solve(
         self,
         x: Input,
-        tol: float = 1e-3,
-        max_steps: int = 50,
+        tol: float = TOL,
+        max_steps: int = MAX_STEPS,
         *,
         student_steps: int | None = None,
         solver: Solver | None = None,
@@ -295,6 +279,22 @@ class Student(nn.Module):
         """The student's own weights, without the teacher's."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
+    def own_parts(self) -> nn.ModuleDict:
+        """The modules with the student's own weights, by name; the teacher is not among them."""
+        parts = {name: part for name, part in self.named_children() if name != "methods"}
+        if self.rates is not None:
+            parts["rates"] = nn.ParameterList([self.rates])
+        return nn.ModuleDict(parts)
+
+    def with_parts(self, parts: nn.ModuleDict) -> Student:
+        """A student with the same teacher and other parts of its own, none of them copied."""
+        other = copy.copy(self)
+        other._modules = {**self._modules, **{k: v for k, v in parts.items() if k != "rates"}}
+        other._parameters = dict(self._parameters)
+        if "rates" in parts:
+            other._parameters["rates"] = parts["rates"][0]  # type: ignore[index]
+        return other
+
     def save(self, folder: str | Path) -> None:
         """Write the student and its teacher as a folder of config.json and safetensors."""
         save_student(self, Path(folder))
@@ -305,6 +305,6 @@ class Student(nn.Module):
         return load_student(cls, Path(folder), teacher)
 
 
-def _is_tracked(*states: State) -> bool:
-    """Whether a gradient is recorded for any of the states."""
-    return any(t.requires_grad for state in states for t in tensors_of(state))
+def _is_tracked(state: State) -> bool:
+    """Whether a gradient is recorded for the state."""
+    return any(t.requires_grad for t in tensors_of(state))

@@ -7,17 +7,17 @@ import torch
 from cdeq.equilibrium.contract import Context, EquilibriumModel, is_batched
 from cdeq.equilibrium.states import State
 from cdeq.gradients.base import Gradient
-from cdeq.solvers import Solution, Solver, solve_model
+from cdeq.solvers import MAX_STEPS, TOL, Solution, Solver, solve_model
 
 
 def solve_with_gradient(
     model: EquilibriumModel,
     context: Context,
     *,
-    solver: Solver,
+    solver: Solver | None = None,
     gradient: Gradient,
-    tol: float = 1e-4,
-    max_steps: int = 50,
+    tol: float = TOL,
+    max_steps: int = MAX_STEPS,
     z0: State | None = None,
 ) -> Solution:
     """The equilibrium z* = step(z*, context), with a gradient to the weights and to the context.

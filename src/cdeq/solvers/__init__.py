@@ -1,11 +1,23 @@
 """How an equilibrium is found: one solve loop and a solver a file."""
 
 from cdeq.solvers.anderson import Anderson
+from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 from cdeq.solvers.broyden import Broyden
-from cdeq.solvers.loop import Solver, solve, solve_model
+from cdeq.solvers.loop import solve, solve_model
 from cdeq.solvers.picard import Picard
 from cdeq.solvers.solution import Solution
 
 SOLVERS: dict[str, type] = {"picard": Picard, "anderson": Anderson, "broyden": Broyden}
 
-__all__ = ["SOLVERS", "Anderson", "Broyden", "Picard", "Solution", "Solver", "solve", "solve_model"]
+__all__ = [
+    "MAX_STEPS",
+    "SOLVERS",
+    "TOL",
+    "Anderson",
+    "Broyden",
+    "Picard",
+    "Solution",
+    "Solver",
+    "solve",
+    "solve_model",
+]

@@ -1,4 +1,4 @@
-"""Anderson acceleration (paper, Algorithm 3), also known as Anderson mixing or Pulay's DIIS.
+"""Anderson acceleration (paper, alg:AA), also known as Anderson mixing or Pulay's DIIS.
 
 Shapes: B samples, D numbers a sample, n = min(k, m) + 1 states remembered.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cdeq.equilibrium.states import norm_dtype
-from cdeq.solvers.loop import check_mixing
+from cdeq.solvers.base import check_mixing
 
 
 def anderson_weights(gram: Tensor, ridge: float) -> Tensor:

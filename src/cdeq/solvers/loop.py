@@ -6,51 +6,32 @@ Shapes: B samples, D numbers a sample.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from cdeq.equilibrium.contract import Context, EquilibriumModel, is_batched
 from cdeq.equilibrium.states import State, StateLayout, residual_ratio, row_norms, subtract
+from cdeq.solvers.anderson import Anderson
+from cdeq.solvers.base import MAX_STEPS, TOL, Callback, Solver
 from cdeq.solvers.solution import Solution
-
-
-class Solver(Protocol):
-    """Frozen hyper-parameters and a pure update rule on flat states (B, D)."""
-
-    def init(self, z: Tensor) -> Any:
-        """Empty memory for states like `z`."""
-
-    def update(
-        self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: Any
-    ) -> tuple[Tensor, Any]:
-        """z_{k+1} from z_k, f(z_k) and f(z_k) - z_k in at least single precision; and the new memory."""
-
-
-Callback = Callable[[int, State], None]
-
-
-def check_mixing(mixing: float) -> None:
-    """Refuse a mixing (the paper's beta) outside (0, 1]."""
-    if not 0 < mixing <= 1:
-        raise ValueError(f"mixing must be above 0 and at most 1, not {mixing}")
 
 
 @torch.no_grad()
 def solve(
     f: Callable[[State], State],
     z0: State,
-    solver: Solver,
+    solver: Solver | None = None,
     *,
-    tol: float = 1e-4,
-    max_steps: int = 50,
+    tol: float = TOL,
+    max_steps: int = MAX_STEPS,
     batched: bool = True,
     callback: Callback | None = None,
     measured_only: bool = False,
 ) -> Solution:
     """Solve z = f(z) from `z0` with at most `max_steps` evaluations of f, without recording gradients.
 
+    `solver`: Anderson's method unless another is given.
     `tol` bounds the relative residual |f(z) - z| / |z| of each sample; 0 spends the whole budget.
     `callback(k, z_k)` sees every state, z_0 included, before it is changed; z_k has cost k evaluations.
     `measured_only` returns no state whose residual is unknown: the best one measured, not the newest.
@@ -73,6 +54,7 @@ def solve(
     active, all_active = torch.ones_like(size, dtype=torch.bool), True
     history: list[Tensor] = []
     active_history: list[Tensor] = []
+    solver = solver or Anderson()
     memory = solver.init(z)
 
     for k in range(max_steps):
@@ -130,11 +112,11 @@ def _rows(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
 def solve_model(
     model: EquilibriumModel,
     context: Context,
-    solver: Solver,
+    solver: Solver | None = None,
     *,
     z0: State | None = None,
-    tol: float = 1e-4,
-    max_steps: int = 50,
+    tol: float = TOL,
+    max_steps: int = MAX_STEPS,
     callback: Callback | None = None,
     measured_only: bool = False,
 ) -> Solution:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from cdeq.solvers.loop import check_mixing
+from cdeq.solvers.base import check_mixing
 
 
 @dataclass(frozen=True, kw_only=True)

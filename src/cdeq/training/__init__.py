@@ -1,8 +1,22 @@
 """One training loop for teachers and students: resumable, logged, alone or under torchrun."""
 
+from cdeq.training.batches import batches_by_number
 from cdeq.training.checkpoint import CheckpointError
+from cdeq.training.log import Progress, ProgressBar
 from cdeq.training.loop import FitConfig, fit
-from cdeq.training.parallel import process_group
+from cdeq.training.parallel import is_main_process, process_group, process_rank
 from cdeq.training.teaching import TeachConfig, teach
 
-__all__ = ["CheckpointError", "FitConfig", "TeachConfig", "fit", "process_group", "teach"]
+__all__ = [
+    "CheckpointError",
+    "FitConfig",
+    "Progress",
+    "ProgressBar",
+    "TeachConfig",
+    "batches_by_number",
+    "fit",
+    "is_main_process",
+    "process_group",
+    "process_rank",
+    "teach",
+]

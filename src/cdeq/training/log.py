@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -16,10 +18,8 @@ from cdeq.files import atomic_write_text
 LOG = "log.jsonl"
 
 
-class Progress(Protocol):
-    """Told now and then how far a run is."""
-
-    def __call__(self, done: int, total: int, metrics: dict[str, float]) -> None: ...
+Progress = Callable[[int, int | None, dict[str, float]], None]
+"""Told now and then how far a run is: how many of how many (None if unknown) are done, and what it measures."""
 
 
 class JsonLines:
@@ -67,10 +67,7 @@ class ProgressBar:
         )
         self.task = self.bar.add_task(title, total=None, shown="")
 
-    def __call__(
-        self, done: int, total: int | None, metrics: dict[str, float] | None = None
-    ) -> None:
-        metrics = metrics or {}
+    def __call__(self, done: int, total: int | None, metrics: dict[str, float]) -> None:
         name = "distance" if "distance" in metrics else "loss"
         shown = f"{name} {metrics[name]:.4f}" if name in metrics else ""
         self.bar.update(self.task, completed=done, total=total, shown=shown)
@@ -86,3 +83,15 @@ class ProgressBar:
         trace: TracebackType | None,
     ) -> None:
         self.bar.stop()
+
+
+@contextmanager
+def shown_progress(progress: bool | Progress | None, title: str) -> Iterator[Progress | None]:
+    """Whoever is told of the progress: a bar with this title for True, the function given, or nobody."""
+    if callable(progress):
+        yield progress
+    elif progress:
+        with ProgressBar(title) as bar:
+            yield bar
+    else:
+        yield None

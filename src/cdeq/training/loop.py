@@ -14,7 +14,7 @@ from torch import nn
 
 from cdeq.files import remove_leftovers
 from cdeq.training.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint, write_checkpoint
-from cdeq.training.log import LOG, JsonLines, Progress
+from cdeq.training.log import LOG, JsonLines, Progress, shown_progress
 from cdeq.training.parallel import is_main_process, mean_over_processes, replicate
 
 Objective = nn.Module
@@ -25,8 +25,8 @@ Objective = nn.Module
 class FitConfig:
     """How long and how fast to train. Adam, linear warm-up, cosine decay to `final_fraction` of the rate."""
 
-    updates: int
-    learning_rate: float = 1e-3
+    updates: int = 500
+    learning_rate: float = 3e-3
     warmup: int = 0
     final_fraction: float = 0.05
     weight_decay: float = 0.0
@@ -64,13 +64,15 @@ def fit(
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
     after_update: Callable[[int], None] | None = None,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
+    title: str = "train",
 ) -> None:
     """Minimise the objective over `config.updates` updates.
 
     `batch_at(update)` must depend on the number alone; then a run that was cut short goes on from its last
     checkpoint in `folder` as if nothing had happened. `identity` says what the run is of: a checkpoint of
     another run is refused. `after_update(update)` comes after each step of the optimizer (an EMA, a projection).
+    `progress`: True draws a bar with the `title` on standard error; or a function that is told.
     """
     weights = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
@@ -88,6 +90,36 @@ def fit(
             for name in (CHECKPOINT, LOG):
                 remove_leftovers(folder, name)
             log = JsonLines(folder / LOG, keep_below=first)
+    with shown_progress(progress and is_main_process() and progress, title) as show:
+        _run(
+            objective,
+            batch_at,
+            config,
+            weights,
+            optimizer,
+            first,
+            folder,
+            identity or {},
+            log,
+            after_update,
+            show,
+        )
+
+
+def _run(
+    objective: Objective,
+    batch_at: Callable[[int], Any],
+    config: FitConfig,
+    weights: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    first: int,
+    folder: Path | None,
+    identity: dict[str, Any],
+    log: JsonLines | None,
+    after_update: Callable[[int], None] | None,
+    show: Progress | None,
+) -> None:
+    """The updates from `first` on."""
     model = replicate(objective)
     began = time.perf_counter()
     for update in range(first, config.updates):
@@ -112,13 +144,11 @@ def fit(
             shown = mean_over_processes({"loss": loss.detach(), **metrics})
             if log is not None:
                 log.write({"update": update, **shown, "seconds": time.perf_counter() - began})
-            if progress is not None and is_main_process():
-                progress(done, config.updates, shown)
+            if show is not None:
+                show(done, config.updates, shown)
         if (
             folder is not None
             and is_main_process()
             and (done % config.checkpoint_every == 0 or done == config.updates)
         ):
-            write_checkpoint(
-                folder, Checkpoint.of(objective, weights, optimizer, done), identity or {}
-            )
+            write_checkpoint(folder, Checkpoint.of(objective, weights, optimizer, done), identity)

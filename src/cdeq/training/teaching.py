@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from cdeq.equilibrium.memory import Segment, require_memory
 from cdeq.equilibrium.states import tensors_of
 from cdeq.gradients import Gradient, Phantom, Unrolled, jacobian_penalty, solve_with_gradient
 from cdeq.solvers import Anderson, Solver
+from cdeq.training.batches import Batches, batches_by_number
 from cdeq.training.draws import numbered_draws, numbered_generator
 from cdeq.training.log import Progress
 from cdeq.training.loop import FitConfig, fit
@@ -100,16 +100,18 @@ class TeachingObjective(nn.Module):
 
 def teach(
     model: nn.Module,
-    batch_at: Callable[[int], tuple[Any, Tensor]],
+    data: Batches,
     config: TeachConfig,
     *,
     task_loss: TaskLoss = cross_entropy,
     carried: CarriedMemory | None = None,
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
 ) -> None:
-    """Train `model` in place; `batch_at(update)` gives (x, y). Resumes from `folder` as `fit` does.
+    """Train `model` in place on batches (x, y). Resumes from `folder` as `fit` does.
+
+    `data` is a loader, passed over again and again, or a function `batch_at(update)`.
 
     With `carried` the batches are consecutive segments (tokens, targets), and their memory passes through it.
     A model that offers `project()` is projected back onto its well-posed set after each update.
@@ -121,11 +123,12 @@ def teach(
     model.train()
     fit(
         TeachingObjective(model, config, task_loss, carried),
-        batch_at,
+        batches_by_number(data),
         config.fit,
         folder=folder,
         identity=identity,
         after_update=None if project is None else lambda update: project(),
         progress=progress,
+        title="teach",
     )
     model.eval()

@@ -1,4 +1,4 @@
-"""Endpoint augmentation of a recorded trajectory (paper, Algorithm 4)."""
+"""Endpoint augmentation of a recorded trajectory (paper, alg:traj_aug_sampling)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -19,7 +19,8 @@ from cdeq.equilibrium.memory import Memory, Segment, require_memory
 from cdeq.equilibrium.states import map_state
 from cdeq.files import atomic_write_bytes, remove_leftovers
 from cdeq.solvers.anderson import Anderson
-from cdeq.solvers.loop import Solver
+from cdeq.solvers.base import MAX_STEPS, TOL, Solver
+from cdeq.training.log import Progress, shown_progress
 from cdeq.trajectories.capture import CAPTURES, Settings
 from cdeq.trajectories.fingerprint import BatchDigest, solver_fingerprint, teacher_fingerprint
 from cdeq.trajectories.manifest import (
@@ -33,9 +34,7 @@ from cdeq.trajectories.manifest import (
 from cdeq.trajectories.nesting import flatten_batch, map_nest, split_batch
 from cdeq.trajectories.store import DTYPES, TrajectoryStore, batch_key
 
-Progress = Callable[[int, int | None], None]
-ANDERSON = Anderson()
-TOLERANCES = {"full": 0.0, "endpoint": 1e-4}
+TOLERANCES = {"full": 0.0, "endpoint": TOL}
 
 
 def record(
@@ -43,27 +42,28 @@ def record(
     loader: Iterable[Any],
     folder: str | Path,
     *,
-    solver: Solver = ANDERSON,
-    max_steps: int = 30,
+    solver: Solver | None = None,
+    max_steps: int = MAX_STEPS,
     tol: float | None = None,
     mode: str = "full",
     dtype: torch.dtype = torch.float32,
     batches_per_shard: int = 8,
     max_batches: int | None = None,
     carried: bool = False,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
 ) -> TrajectoryStore:
     """Solve for every batch of `loader` and store the trajectories in `folder`.
 
     `loader`: an iterable of batches. A tuple or list of exactly two elements is (x, y), of exactly
         one is (x,), anything else is x itself: a tensor or a tuple, list or dict of them, nested.
-    `mode`: "full" keeps the states z_0 ... z_K, K = `max_steps`, and z* = z_K (paper, Algorithm 4);
+    `mode`: "full" keeps the states z_0 ... z_K, K = `max_steps`, and z* = z_K (paper, alg:traj_aug_sampling);
         "endpoint" keeps z* alone, solved to `tol`.
-    `tol`: unless given, 0 for "full", which spends the budget, and 1e-4 for "endpoint".
+    `tol`: unless given, 0 for "full", which spends the budget, and the usual tolerance for "endpoint".
     `dtype`: of the stored states; the solve runs in the model's own.
     `carried`: the batches are consecutive segments of long texts, tokens (B, L), for a model with memory; each is
         recorded as a `Segment` with the memory that the equilibrium of the one before it leaves.
-    `progress(done, total)`: called after each batch; `total` is None if the loader has no length.
+    `progress`: True draws a bar; or a function `(done, total, metrics)` called after each batch, `total` None if the
+        loader has no length.
 
     Shards are written whole, and the manifest after each: a kill at any instant leaves a folder
     that the same call completes, to the same bytes. It then reads the finished shards' batches from
@@ -74,6 +74,7 @@ def record(
     One process at a time writes a folder. Writing a shard takes three times its size in memory.
     """
     check_contract(model)
+    solver = solver or Anderson()
     if mode not in CAPTURES:
         raise ValueError(f"mode is one of {', '.join(CAPTURES)}, not {mode!r}")
     if dtype not in DTYPES.values():
@@ -107,7 +108,8 @@ def record(
         with _evaluating(model), torch.no_grad():
             writer = _Writer(Path(folder), manifest)
             memory = _memory_left(model, writer) if carried else None
-            _fill(writer, model, loader, settings, memory, progress)
+            with shown_progress(progress, "record") as show:
+                _fill(writer, model, loader, settings, memory, show)
     return TrajectoryStore.open(folder)
 
 
@@ -164,7 +166,7 @@ def _fill(
             writer.keep({**kept_structure, "state": state}, inputs | captured.tensors)
         writer.count(structure, tensors)
         if progress is not None:
-            progress(done, total)
+            progress(done, total, {})
     writer.close()
 
 
