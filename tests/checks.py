@@ -41,6 +41,14 @@ def same_tensors(ours: Any, theirs: Any) -> bool:
     return ours is theirs
 
 
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """Each tensor as its bytes: where -0 is not 0, and NaN is itself."""
+    return {
+        name: t.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        for name, t in tensors.items()
+    }
+
+
 @torch.no_grad()
 def equilibrium(model: Any, x: Any, *, tol: float = 1e-6, max_steps: int = 400) -> Any:
     """The state to which Anderson's method converges for the input `x`."""

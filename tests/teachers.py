@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cdeq.models.text.deq_transformer import DEQTransformer
+
 INPUTS, WIDTH, CLASSES = 5, 8, 3
 
 
@@ -132,6 +134,15 @@ class OfferedStart(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         return self.linear(context)
+
+
+def small_transformer(
+    kind: type[DEQTransformer] = DEQTransformer, **changes: Any
+) -> DEQTransformer:
+    """A DEQ-Transformer of 50 words that remembers 7 tokens; the same weights each time."""
+    torch.manual_seed(0)
+    sizes = {"vocabulary": 50, "width": 16, "heads": 2, "inner": 24, "memory": 7}
+    return kind(**{**sizes, "keep": 0.5, "direct": True, **changes})
 
 
 class Weightless:

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import Cut, cut_at
 from cdeq import FitConfig, TeachConfig, teach
 from cdeq.equilibrium.memory import Segment
 from cdeq.models.text.deq_transformer import DEQTransformer
@@ -15,7 +16,8 @@ from cdeq.training.segments import CarriedMemory, ExplicitTextObjective, full_me
 from cdeq_experiments.rivals.qrnn import QRNN
 from cdeq_experiments.rivals.text_convolutions import TCN
 from cdeq_experiments.rivals.transformer_xl import TransformerXL
-from teachers import Tanh
+from checks import same_tensors, tensor_bytes
+from teachers import Tanh, small_transformer
 
 WORDS, WIDTH, BATCH, LENGTH, PERIOD = 50, 16, 2, 5, 4
 SHARED = {"vocabulary": WORDS, "width": WIDTH, "dropout": 0.2}
@@ -27,10 +29,6 @@ EXPLICIT = {
 FIT = FitConfig(updates=10, checkpoint_every=3, log_every=1, learning_rate=1e-2)
 
 
-class Cut(Exception):
-    """What ends a run before its time."""
-
-
 def batch_at(update):
     """Segments of a text that begins anew every `PERIOD` updates."""
     draw = torch.Generator().manual_seed(update % PERIOD)
@@ -39,9 +37,7 @@ def batch_at(update):
 
 
 def deq(**changes):
-    torch.manual_seed(0)
-    sizes = {"heads": 2, "inner": 24, "memory": 7, "keep": 0.5, "direct": True}
-    return DEQTransformer(**{**SHARED, **sizes, **changes})
+    return small_transformer(**{"dropout": 0.2, **changes})
 
 
 def explicit(name, **changes):
@@ -81,7 +77,7 @@ def like(*lengths):
     return tuple(torch.zeros_like(part) for part in random_memory(lengths))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=5))
 def test_what_was_kept_last_comes_back_whatever_its_length(kept):
     carried = CarriedMemory(like(5, 3), period=1000)
@@ -89,8 +85,7 @@ def test_what_was_kept_last_comes_back_whatever_its_length(kept):
         memory = random_memory(lengths, seed)
         carried.keep(memory)
         found = carried.at(seed + 1)
-        assert len(found) == 3
-        assert all(torch.equal(a, b) for a, b in zip(found, memory, strict=True))
+        assert same_tensors(found, memory)
 
 
 def test_a_shorter_memory_lies_at_the_end():
@@ -114,9 +109,9 @@ def test_what_is_given_out_is_a_copy():
     carried = CarriedMemory(like(2), 5)
     carried.keep(random_memory([2]))
     given_out = carried.at(1)
-    before = [part.clone() for part in given_out]
+    before = tuple(part.clone() for part in given_out)
     carried.keep(random_memory([2], seed=1))
-    assert all(torch.equal(a, b) for a, b in zip(given_out, before, strict=True))
+    assert same_tensors(given_out, before)
 
 
 def test_gradients_end_at_the_memory():
@@ -131,7 +126,7 @@ def test_the_memory_and_its_lengths_are_in_the_saved_state(shorter):
     memory = random_memory([3 if shorter else 4])
     carried.keep(memory)
     other.load_state_dict(carried.state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(other.at(1), memory, strict=True))
+    assert same_tensors(other.at(1), memory)
 
 
 def test_a_model_that_remembers_nothing():
@@ -208,8 +203,7 @@ class Watched(DEQTransformer):
 
 
 def test_an_update_meets_what_the_one_before_it_left():
-    torch.manual_seed(0)
-    model = Watched(**SHARED, heads=2, inner=24, memory=7, keep=0.5)
+    model = small_transformer(Watched, dropout=0.2)
     carried = carried_for(model)
     model.given.clear()
     model.left.clear()
@@ -219,8 +213,7 @@ def test_an_update_meets_what_the_one_before_it_left():
         if update % PERIOD == 0:
             assert memory == ()
             continue
-        expected = model.left[update - 1]
-        assert all(torch.equal(a, b) for a, b in zip(memory, expected, strict=True))
+        assert same_tensors(memory, model.left[update - 1])
         # Five tokens after the first segment of a pass, then the full seven.
         assert memory[0].shape[1] == (5 if update % PERIOD == 1 else 7)
 
@@ -248,7 +241,7 @@ def test_an_explicit_model_meets_what_it_left(name):
         if (update + 1) % PERIOD == 0:
             assert following == ()
         else:
-            assert all(torch.equal(a, b) for a, b in zip(following, memory, strict=True))
+            assert same_tensors(tuple(following), tuple(memory))
         loss.backward()
 
 
@@ -319,62 +312,38 @@ def whole_runs(tmp_path_factory):
     return of
 
 
-def same_bytes(a, b):
-    as_bytes = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
-    return torch.equal(*as_bytes)
-
-
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("stop", [2, 4, 7, 10])
 def test_a_run_that_was_cut_ends_in_the_same_bytes(whole_runs, tmp_path, name, stop):
     whole, folder = whole_runs(name)
-
-    def fatal(done, total, shown):
-        if done == stop:
-            raise Cut
-
     with pytest.raises(Cut):
-        RUNS[name](tmp_path, fatal)
+        RUNS[name](tmp_path, cut_at(stop))
     saved = read_checkpoint(tmp_path, {})
     # The progress of an update is told before its checkpoint is written.
     assert (0 if saved is None else saved.update) == (stop - 1) // 3 * 3
     if saved is not None:
         assert any("carried.memory_0" in key for key in saved.tensors)
     resumed = RUNS[name](tmp_path)
-    assert whole.state_dict().keys() == resumed.state_dict().keys()
-    for key, tensor in whole.state_dict().items():
-        assert same_bytes(tensor, resumed.state_dict()[key]), key
-    ours, theirs = read_checkpoint(folder, {}), read_checkpoint(tmp_path, {})
-    assert ours.tensors.keys() == theirs.tensors.keys()
-    for key, tensor in ours.tensors.items():  # the optimizer's and the memory, too
-        assert same_bytes(tensor, theirs.tensors[key]), key
+    assert tensor_bytes(resumed.state_dict()) == tensor_bytes(whole.state_dict())
+    # The optimizer's and the memory, too.
+    ours, theirs = (read_checkpoint(place, {}).tensors for place in (tmp_path, folder))
+    assert tensor_bytes(ours) == tensor_bytes(theirs)
 
 
 def test_a_run_cut_again_and_again_ends_in_the_same_bytes(whole_runs, tmp_path):
     whole, _ = whole_runs("deq")
     for stop in (4, 5, 8):
-
-        def fatal(done, total, shown, stop=stop):
-            if done == stop:
-                raise Cut
-
         with pytest.raises(Cut):
-            teaching_run(tmp_path, fatal)
+            teaching_run(tmp_path, cut_at(stop))
     resumed = teaching_run(tmp_path)
-    for key, tensor in whole.state_dict().items():
-        assert same_bytes(tensor, resumed.state_dict()[key]), key
+    assert tensor_bytes(resumed.state_dict()) == tensor_bytes(whole.state_dict())
 
 
 def test_without_its_memory_a_resumed_run_would_end_elsewhere(whole_runs, tmp_path, monkeypatch):
     """The test above can fail: a run that forgets its memory at the cut has other weights."""
     whole, _ = whole_runs("deq")
-
-    def fatal(done, total, shown):
-        if done == 4:
-            raise Cut
-
     with pytest.raises(Cut):
-        teaching_run(tmp_path, fatal)
+        teaching_run(tmp_path, cut_at(4))
     load = CarriedMemory.at
 
     def forgetful(self, update):
@@ -382,4 +351,4 @@ def test_without_its_memory_a_resumed_run_would_end_elsewhere(whole_runs, tmp_pa
 
     monkeypatch.setattr(CarriedMemory, "at", forgetful)
     resumed = teaching_run(tmp_path)
-    assert not same_bytes(whole.qkv.weight, resumed.qkv.weight)
+    assert not torch.equal(whole.qkv.weight, resumed.qkv.weight)
