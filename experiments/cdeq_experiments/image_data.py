@@ -120,11 +120,9 @@ class ImagesInFolders:
         return self._batches.at(update)
 
     def test(self) -> Iterable[Batch]:
-        batches = FolderBatches(
+        return FolderBatches(
             files=self._test, batch=self.test_batch, size=self.size, workers=self.workers
-        )
-        with batches:
-            yield from batches.in_order()
+        ).in_order()
 
     def valid(self) -> Iterable[Batch]:
         raise NotImplementedError("class folders have no third split")

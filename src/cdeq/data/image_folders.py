@@ -8,17 +8,17 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from cdeq.data.folders import MissingDataError
 from cdeq.data.images import Standard
@@ -96,13 +96,17 @@ def class_folders(path: str | Path, split: str = TRAIN) -> tuple[str, ...]:
     return names
 
 
+Key = tuple[int, list[float] | None]
+"""The place of a file in its list, and the draws that choose a part of it; None for the middle."""
+
+
 class FolderBatches:
     """Training batches (x (B, 3, S, S), y (B,)) from files, each a function of its number and the seed alone.
 
-    An image comes at most once an epoch, in an order of the epoch's own; those that do not fill a batch are left out.
-    With `augment` an image is a random part of its file, of 0.08 to all of the area and a ratio of 3/4 to 4/3,
-    mirrored or not; without, the middle of it. `workers` threads decode, and have begun with the next `ahead`
-    batches when one is handed out.
+    An image comes at most once in an epoch, in an order of the epoch's own; those that do not fill a batch are left
+    out. With `augment` an image is a random part of its file, of 0.08 to all of the area and a ratio of 3/4 to 4/3,
+    mirrored or not; without, the middle of it. `workers` processes decode ahead as long as batches are asked for one
+    after another; with none, a batch is decoded when it is asked for.
     """
 
     def __init__(
@@ -115,102 +119,80 @@ class FolderBatches:
         seed: int = 0,
         augment: bool = True,
         workers: int = 2,
-        ahead: int = 2,
     ):
         if not 1 <= batch <= len(files):
             raise ValueError(f"a batch of {batch} cannot be drawn from {len(files)} images")
-        if size < 1 or workers < 1 or ahead < 0:
+        if size < 1 or workers < 0:
             raise ValueError(
-                "size and workers must be at least 1 and ahead at least 0, "
-                f"not {size}, {workers}, {ahead}"
+                f"size must be at least 1 and workers at least 0, not {size} and {workers}"
             )
-        pillow()  # a user without it should hear of it here, not from a thread
+        pillow()  # a user without it should hear of it here, not from a process
         self.files, self.standard, self.batch, self.size = files, standard, batch, size
-        self.seed, self.augment, self.workers, self.ahead = seed, augment, workers, ahead
-        self._pool: ThreadPoolExecutor | None = None
-        self._begun: dict[int, list[Future[Tensor]]] = {}
-        self._order: tuple[int, Tensor] | None = None
+        self.seed, self.augment, self.workers = seed, augment, workers
+        self._stream: Iterator[tuple[Tensor, Tensor]] | None = None
+        self._next = 0
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches in an epoch."""
         return len(self.files) // self.batch
 
     def at(self, update: int) -> tuple[Tensor, Tensor]:
-        wanted = range(update, update + self.ahead + 1)
-        for number in [number for number in self._begun if number not in wanted]:
-            _cancel(self._begun.pop(number))
-        for number in wanted:
-            if number not in self._begun:
-                self._begun[number] = self._begin(number)
-        # Taken out before it is waited for: after a failure the next call begins it anew.
-        return self._finished(self._begun.pop(update)), self.files.labels[self._chosen(update)]
+        """The batch of an update. Asking for the next one is fast; for any other, the workers start anew."""
+        if self._stream is None or update != self._next:
+            self._stream = self.starting_at(update)
+        stream, self._stream = self._stream, None  # after a failure the next call starts anew
+        found = next(stream)
+        self._stream, self._next = stream, update + 1
+        return found
+
+    def close(self) -> None:
+        """End the workers of `at`; asking for a batch starts them again."""
+        self._stream = None
+
+    def starting_at(self, update: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of this update and all after it, without end."""
+        return self._decoded(map(self._keys, count(update)))
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All images once, the middle of each, as they are listed; the last batch may be smaller."""
-        waiting: deque[tuple[list[Future[Tensor]], Tensor]] = deque()
-        try:
-            for places in torch.arange(len(self.files)).split(self.batch):
-                begun = [self._submit(place, middle) for place in places.tolist()]
-                waiting.append((begun, self.files.labels[places]))
-                if len(waiting) > self.ahead:
-                    yield self._first(waiting)
-            while waiting:
-                yield self._first(waiting)
-        finally:
-            for begun, _ in waiting:
-                _cancel(begun)
+        places = torch.arange(len(self.files)).split(self.batch)
+        return self._decoded([(place, None) for place in part.tolist()] for part in places)
 
-    def close(self) -> None:
-        """End the threads; asking for a batch starts them again."""
-        self._begun.clear()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
-
-    def __enter__(self) -> FolderBatches:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _chosen(self, update: int) -> Tensor:
-        """The places (B,) of a batch in the list of files."""
+    def _keys(self, update: int) -> list[Key]:
+        """What is in a batch. All is drawn here, so that workers draw nothing."""
         epoch, place = divmod(update, len(self))
-        if self._order is None or self._order[0] != epoch:
-            generator = _numbered_generator(self.seed, epoch)
-            self._order = epoch, torch.randperm(len(self.files), generator=generator)
-        return self._order[1][place * self.batch : (place + 1) * self.batch]
-
-    def _begin(self, update: int) -> list[Future[Tensor]]:
-        chosen = self._chosen(update).tolist()
+        order = _epoch_order(len(self.files), self.seed, epoch)
+        chosen = order[place * self.batch : (place + 1) * self.batch].tolist()
         if not self.augment:
-            return [self._submit(place, middle) for place in chosen]
+            return [(place, None) for place in chosen]
         # Another stream of numbers than the orders of epochs are drawn from.
         generator = _numbered_generator(self.seed + 7919, update)
         draws = torch.rand(self.batch, DRAWS, generator=generator, dtype=torch.float64).tolist()
-        return [
-            self._submit(place, partial(random_part, draws=drawn), mirror=drawn[-1] < 0.5)
-            for place, drawn in zip(chosen, draws, strict=True)
-        ]
+        return list(zip(chosen, draws, strict=True))
 
-    def _submit(
-        self, place: int, choose: Callable[[int, int], Box], mirror: bool = False
-    ) -> Future[Tensor]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="cdeq-images")
-        return self._pool.submit(read_square, self.files.file(place), self.size, choose, mirror)
+    def _decoded(self, batches: Iterable[list[Key]]) -> Iterator[tuple[Tensor, Tensor]]:
+        loader = DataLoader(
+            _Squares(self.files, self.size),
+            batch_sampler=batches,
+            num_workers=self.workers,
+            generator=torch.Generator(),  # else it would draw from torch's own
+        )
+        for pixels, labels in loader:
+            yield self.standard(pixels), labels
 
-    def _first(self, waiting: deque[tuple[list[Future[Tensor]], Tensor]]) -> tuple[Tensor, Tensor]:
-        begun, labels = waiting.popleft()
-        return self._finished(begun), labels
 
-    def _finished(self, begun: Sequence[Future[Tensor]]) -> Tensor:
-        try:
-            pixels = torch.stack([future.result() for future in begun])
-        except BaseException:
-            _cancel(begun)
-            raise
-        return self.standard(pixels)
+class _Squares(Dataset[tuple[Tensor, int]]):
+    """Files as squares of bytes (3, size, size) with their labels, by key."""
+
+    def __init__(self, files: FolderImages, size: int):
+        self.files, self.size = files, size
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
+        place, draws = key
+        part = middle if draws is None else partial(random_part, draws=draws)
+        mirror = draws is not None and draws[-1] < 0.5
+        square = read_square(self.files.file(place), self.size, part, mirror)
+        return square, int(self.files.labels[place])
 
 
 def middle(width: int, height: int, share: float = CENTRE_SHARE) -> Box:
@@ -223,7 +205,7 @@ def middle(width: int, height: int, share: float = CENTRE_SHARE) -> Box:
 def random_part(width: int, height: int, draws: Sequence[float]) -> Box:
     """RandomResizedCrop: area and log ratio are uniform, drawn until the part fits; else the largest one in the middle.
 
-    `draws` are DRAWS uniform numbers in [0, 1), so that a thread draws none itself.
+    `draws` are DRAWS uniform numbers in [0, 1), so that a worker draws none itself.
     """
     least, most = (math.log(ratio) for ratio in CROP_RATIO)
     *tries, across, down, _ = draws
@@ -277,7 +259,7 @@ def in_rgb(image: Image) -> Image:
     """Grey, CMYK and the like as RGB."""
     if image.mode.startswith(("I", "F")):
         # Pillow would cut its values off at 255, and leave a white image.
-        raise ValueError(f"its pixels ({image.mode}) have more than 8 bits a channel")
+        raise ValueError(f"its pixels ({image.mode}) have more than 8 bits in a channel")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # the way Pillow asks for, with a warning
     return image if image.mode == "RGB" else image.convert("RGB")
@@ -304,9 +286,9 @@ def _numbered_generator(seed: int, number: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + number)
 
 
-def _cancel(futures: Sequence[Future[Any]]) -> None:
-    for future in futures:
-        future.cancel()
+@lru_cache(maxsize=1)
+def _epoch_order(files: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(files, generator=_numbered_generator(seed, epoch))
 
 
 def _folders_in(place: Path) -> tuple[str, ...]:
