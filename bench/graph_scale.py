@@ -40,15 +40,15 @@ from cdeq.data.graphs import Graph, NodeTask
 from cdeq.data.sparse import csr_from_pointers
 from cdeq.data.subgraphs import cut_fraction, part_tasks, partition, sampled_task
 from cdeq.evaluation import (
+    accuracy,
+    find_equilibria,
+    measure_quality,
     median_seconds,
-    quality,
-    reference,
+    peak_megabytes,
     solver_method,
     student_method,
+    write_measurements,
 )
-from cdeq.evaluation import accuracy
-from cdeq.evaluation import peak_megabytes
-from cdeq.evaluation import write_measurements
 from cdeq.gradients import Implicit
 from cdeq.models.graph.ignn import IGNN, GraphContext
 from cdeq.solvers import Anderson, Picard, solve_model
@@ -367,7 +367,7 @@ def evaluate_phase(
     task = load_task(room / "task.safetensors")
     batches = [labelled(task, task.test)]
     teacher, metric = load_teacher(s, room), accuracy()
-    ideal = reference(teacher, batches, metric)
+    ideal = find_equilibria(teacher, batches, metric)
     methods = {
         "Picard": solver_method(teacher, Picard()),
         "Anderson": solver_method(teacher, Anderson()),
@@ -394,7 +394,7 @@ def evaluate_phase(
             "seconds": seconds[name, k],
         }
         for name, method in methods.items()
-        for k, found in quality(
+        for k, found in measure_quality(
             method, teacher, batches, ideal.states, metric, tuple(counts)
         ).items()
     ]

@@ -28,8 +28,7 @@ from torch.nn import functional
 from cdeq.data.image_folders import IMAGENET_STANDARD, FolderBatches, FolderImages
 from cdeq.data.image_sets import read_class_folders
 from cdeq.data.images import Images
-from cdeq.evaluation import median_times
-from cdeq.evaluation import write_measurements
+from cdeq.evaluation import median_times, write_measurements
 from cdeq.files import atomic_write_text
 from cdeq.training.images import ImageBatches
 from cdeq_experiments.image_scales import SCALES

@@ -26,8 +26,7 @@ import torch
 from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
-from cdeq.evaluation import peak_megabytes
-from cdeq.evaluation import write_measurements
+from cdeq.evaluation import peak_megabytes, write_measurements
 from cdeq.files import atomic_write_text
 from cdeq.training.task_loss import cross_entropy
 from cdeq.trajectories import record

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
-from cdeq.evaluation import median_times
-from cdeq.evaluation import write_measurements
+from cdeq.evaluation import median_times, write_measurements
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
 

@@ -14,8 +14,8 @@ from string import Template
 from typing import Any
 from urllib.parse import quote
 
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import curves, metric_of, style
+from cdeq.evaluation import Results
+from cdeq.evaluation import curves, metric_of, style
 from cdeq.files import atomic_write_text
 from cdeq_experiments.findings import listed
 from cdeq_experiments.markdown import (

@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from cdeq.evaluation.provenance import described
+from cdeq.evaluation import described
 from cdeq.files import atomic_write_text
 from cdeq_experiments.options import ExperimentError
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cdeq.evaluation.comparison import SOLVERS
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import Point, curves, style
+from cdeq.evaluation import SOLVERS
+from cdeq.evaluation import Results
+from cdeq.evaluation import Point, curves, style
 from cdeq_experiments.paper_table import gap_closed
 
 Curves = dict[str, list[Point]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdeq.evaluation.results import Results, Row
-from cdeq.evaluation.table import curves, markdown_rows, seconds_text, small_text, style
+from cdeq.evaluation import Results, Row
+from cdeq.evaluation import curves, markdown_rows, seconds_text, small_text, style
 from cdeq.files import atomic_write_text
 from cdeq_experiments.paper_table import page_of
 from cdeq_experiments.plots import captioned, saved_figure

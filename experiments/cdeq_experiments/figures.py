@@ -19,8 +19,8 @@ from cdeq.consistency.distillation import distill
 from cdeq.equilibrium.contract import is_batched
 from cdeq.equilibrium.memory import Memory, Segment
 from cdeq.equilibrium.states import relative_distance
-from cdeq.evaluation.certified import compare_certified
-from cdeq.evaluation.comparison import (
+from cdeq.evaluation import compare_certified
+from cdeq.evaluation import (
     SOLVERS,
     Method,
     learned_solver_method,
@@ -28,8 +28,8 @@ from cdeq.evaluation.comparison import (
     solver_method,
     student_method,
 )
-from cdeq.evaluation.provenance import begin_peak, peak_megabytes
-from cdeq.evaluation.results import Results, Row, provenance
+from cdeq.evaluation import begin_peak, peak_megabytes
+from cdeq.evaluation import Results, Row, provenance
 from cdeq.solvers import Anderson, solve_model
 from cdeq.training.log import LOG
 from cdeq.trajectories.capture import measure_residual
@@ -247,7 +247,7 @@ def _overhead_of(subject: Subject, name: str) -> dict[str, float]:
         teacher,
         store,
         recipe=plan.whole,
-        fit_config=fit_config,
+        fit=fit_config,
         task_loss=subject.task_loss(teacher),
     )
     peak = peak_megabytes()

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import (
+from cdeq.evaluation import Results
+from cdeq.evaluation import (
     MetricStyle,
     Point,
     curves,

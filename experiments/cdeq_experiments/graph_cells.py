@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cdeq.evaluation.provenance import Training
-from cdeq.evaluation.results import (
+from cdeq.evaluation import Training
+from cdeq.evaluation import (
     Results,
     Row,
     TeacherResult,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cdeq.data.graphs import NodeTask
 from cdeq.demo.task import Task
 from cdeq.equilibrium.contract import EquilibriumModel
-from cdeq.evaluation.comparison import (
+from cdeq.evaluation import (
     Equilibria,
     Explicit,
     Method,
@@ -21,7 +21,7 @@ from cdeq.evaluation.comparison import (
     parameter_count,
     solver_method,
 )
-from cdeq.evaluation.provenance import Training
+from cdeq.evaluation import Training
 from cdeq.models.graph.eignn import EIGNN
 from cdeq.models.graph.mignn import MIGNN
 from cdeq.models.learned_solvers import IGNNSolver, SolverLossWeights

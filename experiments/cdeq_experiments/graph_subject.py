@@ -13,9 +13,9 @@ from cdeq.consistency.student import Student
 from cdeq.demo.task import Task
 from cdeq.equilibrium.contract import check_contract
 from cdeq.equilibrium.states import tensors_of
-from cdeq.evaluation.comparison import Method, Quality, find_equilibria, measure_quality
-from cdeq.evaluation.metrics import Metric, accuracy
-from cdeq.evaluation.provenance import Training
+from cdeq.evaluation import Method, Quality, find_equilibria, measure_quality
+from cdeq.evaluation import Metric, accuracy
+from cdeq.evaluation import Training
 from cdeq.training.loop import FitConfig
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq_experiments.graph_cells import GraphCell

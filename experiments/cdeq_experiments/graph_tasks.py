@@ -14,7 +14,7 @@ from cdeq.data.embedded import digits_graph
 from cdeq.data.graph_sets import is_available, load_graph, require_files
 from cdeq.data.graphs import NodeTask
 from cdeq.demo.task import Batch, DistillPlan, Task
-from cdeq.evaluation.metrics import accuracy
+from cdeq.evaluation import accuracy
 from cdeq.gradients import Implicit
 from cdeq.models.graph.ignn import IGNN
 from cdeq.solvers import Anderson

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from cdeq.equilibrium.contract import check_contract
-from cdeq.evaluation.comparison import find_equilibria, measure_quality, solver_method
-from cdeq.evaluation.results import Results, Row
-from cdeq.evaluation.table import curves, markdown_rows, metric_of
+from cdeq.evaluation import find_equilibria, measure_quality, solver_method
+from cdeq.evaluation import Results, Row
+from cdeq.evaluation import curves, markdown_rows, metric_of
 from cdeq.solvers import Picard
 from cdeq_experiments.figure_pages import written
 from cdeq_experiments.graph_cells import GraphCell, Measured, plans_of, run_graphs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import (
+from cdeq.evaluation import Results
+from cdeq.evaluation import (
     MetricStyle,
     Point,
     curves,

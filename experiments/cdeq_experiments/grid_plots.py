@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import curves, metric_of
+from cdeq.evaluation import Results
+from cdeq.evaluation import curves, metric_of
 from cdeq_experiments.grids import Grid, Variant
 from cdeq_experiments.plots import saved_figure
 

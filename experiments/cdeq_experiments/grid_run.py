@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cdeq.consistency.student import Student
-from cdeq.evaluation.comparison import (
+from cdeq.evaluation import (
     Method,
     Quality,
     measure_seconds,
@@ -18,7 +18,7 @@ from cdeq.evaluation.comparison import (
     parameter_count,
     student_method,
 )
-from cdeq.evaluation.results import (
+from cdeq.evaluation import (
     Results,
     Row,
     provenance,

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cdeq.equilibrium.states import State, tensors_of
-from cdeq.evaluation.comparison import Explicit, Method, Quality, measure_quality, parameter_count
-from cdeq.evaluation.metrics import Metric, accuracy, top_accuracy
-from cdeq.evaluation.provenance import Training
+from cdeq.evaluation import Explicit, Method, Quality, measure_quality, parameter_count
+from cdeq.evaluation import Metric, accuracy, top_accuracy
+from cdeq.evaluation import Training
 from cdeq.models.learned_solvers import HyperDEQ
 from cdeq.solvers import Anderson, solve_model
 from cdeq.training.log import Progress

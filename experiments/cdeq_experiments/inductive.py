@@ -16,15 +16,15 @@ from cdeq.data.graphs import NodeTask
 from cdeq.data.subgraphs import grouped_tasks, induced, partition, sampled_task
 from cdeq.demo.task import Batch
 from cdeq.equilibrium.contract import check_contract
-from cdeq.evaluation.comparison import (
+from cdeq.evaluation import (
     Method,
     compare,
     find_equilibria,
     solver_method,
     student_method,
 )
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import curves, metric_of, style
+from cdeq.evaluation import Results
+from cdeq.evaluation import curves, metric_of, style
 from cdeq.solvers import Anderson, Picard
 from cdeq.training.draws import numbered_generator
 from cdeq_experiments.graph_cells import (

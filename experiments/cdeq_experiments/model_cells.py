@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from cdeq.evaluation.comparison import Explicit, Method, Quality
-from cdeq.evaluation.provenance import Training
+from cdeq.evaluation import Explicit, Method, Quality
+from cdeq.evaluation import Training
 from cdeq.models.learned_solvers import HyperDEQ, SolverLossWeights
 from cdeq.solvers import Anderson, solve_model
 from cdeq.training.log import Progress

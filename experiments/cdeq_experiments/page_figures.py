@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import (
+from cdeq.evaluation import Results
+from cdeq.evaluation import (
     Point,
     curves,
     markdown_rows,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import (
+from cdeq.evaluation import Results
+from cdeq.evaluation import (
     Point,
     cost_text,
     curves,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cdeq.evaluation.comparison import (
+from cdeq.evaluation import (
     SOLVERS,
     Method,
     Quality,
@@ -25,7 +25,7 @@ from cdeq.evaluation.comparison import (
     solver_method,
     student_method,
 )
-from cdeq.evaluation.results import (
+from cdeq.evaluation import (
     Results,
     Row,
     TeacherResult,

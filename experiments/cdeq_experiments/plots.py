@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import PALETTE, MetricStyle, Point, curves, kind_of, metric_of, style
+from cdeq.evaluation import Results
+from cdeq.evaluation import PALETTE, MetricStyle, Point, curves, kind_of, metric_of, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdeq.evaluation.results import Results
+from cdeq.evaluation import Results
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from cdeq.evaluation.results import Results, Row
-from cdeq.evaluation.table import (
+from cdeq.evaluation import Results, Row
+from cdeq.evaluation import (
     PALETTE,
     grid,
     metric_of,

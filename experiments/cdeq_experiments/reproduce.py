@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cdeq.evaluation.results import Results
+from cdeq.evaluation import Results
 from cdeq_experiments import figures, image_cells, table3, text_cells
 from cdeq_experiments.graph_cells import plans_of
 from cdeq_experiments.graph_teachers import teachers

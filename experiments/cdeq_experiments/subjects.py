@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from cdeq.consistency.distillation import distill
-from cdeq.consistency.recipes import Recipe, recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
-from cdeq.evaluation.comparison import SOLVERS, Method, Quality
-from cdeq.evaluation.metrics import Metric
-from cdeq.evaluation.provenance import Training
-from cdeq.evaluation.results import TeacherResult
+from cdeq.evaluation import SOLVERS, Method, Quality
+from cdeq.evaluation import Metric
+from cdeq.evaluation import Training
+from cdeq.evaluation import TeacherResult
 from cdeq.training.log import Progress, ProgressBar
 from cdeq.training.loop import FitConfig
 from cdeq.training.task_loss import TaskLoss
@@ -52,7 +52,7 @@ class StudentPlan:
 
     @property
     def whole(self) -> Recipe:
-        return recipe_named(self.recipe, **self.changes)
+        return Recipe.from_name(self.recipe, **self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ def trained_student(
                 teacher,
                 store,
                 recipe=recipe,
-                fit_config=config["fit"],
+                fit=config["fit"],
                 folder=folder,
                 task_loss=subject.task_loss(teacher),
                 seed=seed,

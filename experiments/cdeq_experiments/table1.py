@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdeq.evaluation.results import Results
+from cdeq.evaluation import Results
 from cdeq.generation import VOCABULARY
 from cdeq_experiments.options import ExperimentError, Options
 from cdeq_experiments.pieces import table_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdeq.evaluation.comparison import SOLVERS
-from cdeq.evaluation.results import Results
-from cdeq.evaluation.table import curves
+from cdeq.evaluation import SOLVERS
+from cdeq.evaluation import Results
+from cdeq.evaluation import curves
 from cdeq_experiments.claims import (
     PERPLEXITY,
     cost_line,

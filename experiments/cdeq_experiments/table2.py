@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdeq.evaluation.results import Results
+from cdeq.evaluation import Results
 from cdeq_experiments.image_cells import ImageCell
 from cdeq_experiments.image_scales import SCALES
 from cdeq_experiments.options import ExperimentError, Options

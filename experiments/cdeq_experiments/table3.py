@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from cdeq.consistency.distillation import distill
-from cdeq.consistency.recipes import RECIPES, recipe_named
+from cdeq.consistency.recipes import RECIPES, Recipe
 from cdeq.demo.task import Task
 from cdeq.equilibrium.contract import check_contract
-from cdeq.evaluation.comparison import (
+from cdeq.evaluation import (
     SOLVERS,
     Equilibria,
     Explicit,
@@ -22,8 +22,8 @@ from cdeq.evaluation.comparison import (
     solver_method,
     student_method,
 )
-from cdeq.evaluation.results import Results, TeacherResult
-from cdeq.evaluation.table import curves, style
+from cdeq.evaluation import Results, TeacherResult
+from cdeq.evaluation import curves, style
 from cdeq.trajectories import TrajectoryStore, record
 from cdeq_experiments.graph_cells import (
     GraphCell,
@@ -134,12 +134,12 @@ def _students(cell: GraphCell, task: Task, teacher: nn.Module) -> dict[str, Meth
     methods = {"ignn_solver": learned_solver_method(model, solver)}
     for name in RECIPES:
         plan = task.plans[name]
-        recipe = recipe_named(name, **plan.changes)
+        recipe = Recipe.from_name(name, **plan.changes)
         student = distill(
             teacher,
             stores[recipe.store_mode],
             recipe=recipe,
-            fit_config=plan.fit,
+            fit=plan.fit,
             folder=cell.place(name, {"recipe": recipe, "fit": plan.fit}),
             seed=seed,
             progress=cell.options.progress,

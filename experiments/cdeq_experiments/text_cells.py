@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from cdeq.data.text import Corpus, Streams
 from cdeq.equilibrium.memory import Memory, Segment
-from cdeq.evaluation.comparison import Explicit, Method, Quality, parameter_count
-from cdeq.evaluation.metrics import Metric, perplexity
-from cdeq.evaluation.provenance import Training
-from cdeq.evaluation.text import (
+from cdeq.evaluation import Explicit, Method, Quality, parameter_count
+from cdeq.evaluation import Metric, perplexity
+from cdeq.evaluation import Training
+from cdeq.evaluation import (
     Segments,
     find_text_equilibria,
     measure_text_quality,

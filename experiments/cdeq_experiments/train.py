@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from cdeq.consistency.distillation import distill
-from cdeq.consistency.recipes import recipe_named
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.demo.task import Task
-from cdeq.evaluation.comparison import Equilibria, parameter_count
-from cdeq.evaluation.provenance import Training, TrainingClock
-from cdeq.evaluation.results import TeacherResult
+from cdeq.evaluation import Equilibria, parameter_count
+from cdeq.evaluation import Training, TrainingClock
+from cdeq.evaluation import TeacherResult
 from cdeq.gradients import Gradient, Phantom, Unrolled
 from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
 from cdeq.solvers import Picard
@@ -132,8 +132,8 @@ def distil_student(
     return distill(
         teacher,
         task.distilling,
-        recipe=recipe_named(name, **plan.changes),
-        fit_config=plan.fit,
+        recipe=Recipe.from_name(name, **plan.changes),
+        fit=plan.fit,
         folder=folder,
         max_steps=task.distill_steps,
         tol=task.distill_tol,

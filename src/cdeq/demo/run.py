@@ -2,64 +2,105 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+from filelock import FileLock
 from torch import nn
 
-from cdeq.consistency.recipes import RECIPES
+from cdeq.consistency.distillation import distill
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
-from cdeq.demo.task import Task
+from cdeq.demo.task import Task, settings_of, training_notes
 from cdeq.equilibrium.contract import check_contract
-from cdeq.evaluation.certified import CertifiedComparison, compare_certified
-from cdeq.evaluation.comparison import (
+from cdeq.evaluation import (
     SOLVERS,
+    CertifiedComparison,
+    Results,
+    Training,
     compare,
+    compare_certified,
     find_equilibria,
+    json_text,
+    plot_results,
+    provenance,
+    seconds_text,
     solver_method,
     student_method,
+    style,
+    teacher_result,
+    timed_training,
 )
-from cdeq.evaluation.provenance import Training, making_notes, recipes_of
-from cdeq.evaluation.results import (
-    Results,
-    current_command,
-    current_commit,
-    current_hardware,
-)
-from cdeq.evaluation.table import seconds_text, style
+from cdeq.evaluation.findings import findings
+from cdeq.evaluation.page import write_page
 from cdeq.files import atomic_write_text
-from cdeq.training.log import ProgressBar
-from cdeq_experiments.plots import plot_results
-from cdeq_experiments.report import write_report
-from cdeq_experiments.train import distil_student, teacher_result, train_teacher
+from cdeq.training.log import Progress, shown_progress
+from cdeq.training.teaching import teach
 
 CERTIFIED = "anchored"
 """The recipe whose certified solve the demo shows: the default one."""
 
 
-def measure_all(
+def train_teacher(
+    task: Task, folder: Path | None, seed: int, progress: bool | Progress | None = None
+) -> tuple[nn.Module, Training]:
+    """A trained teacher, resumed from `folder` if it was cut short, and what its training took in all."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        teacher = task.build()
+    identity = {
+        "task": task.name,
+        "seed": seed,
+        "teach": repr(task.teach),
+        "model": getattr(teacher, "config", None),
+    }
+
+    def train(tick: Progress) -> None:
+        teach(teacher, task.teaching, task.teach, folder=folder, identity=identity, progress=tick)
+
+    with shown_progress(progress, f"train teacher ({task.name})") as told:
+        training = timed_training(folder, train, told)
+    return teacher.requires_grad_(False), training
+
+
+def distil_student(
+    task: Task, teacher: nn.Module, name: str, folder: Path | None, seed: int, progress: bool
+) -> Student:
+    """The task's student by the recipe of this name."""
+    config = task.students[name]
+    return distill(
+        teacher,
+        task.distilling,
+        recipe=Recipe.from_name(name, **config.changes),
+        fit=config.fit,
+        folder=folder,
+        max_steps=task.distill_steps,
+        tol=task.distill_tol,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def compare_all(
     task: Task, teacher: nn.Module, students: dict[str, Student], seed: int, training: Training
 ) -> Results:
     """Every solver and student on the test data, in one run."""
     model = check_contract(teacher)
-    known = find_equilibria(model, task.test, task.metric)
+    found = find_equilibria(model, task.test, task.metric)
     methods = {name: solver_method(model, solver) for name, solver in SOLVERS.items()}
     methods |= {name: student_method(student) for name, student in students.items()}
     rows = compare(
-        methods, model, task.test, known.states, task.metric, dataset=task.dataset, seed=seed
+        methods, model, task.test, found.states, task.metric, dataset=task.dataset, seed=seed
     )
     return Results(
         experiment=f"demo-{task.name}",
         scale="tiny",
-        commit=current_commit(),
-        command=current_command(),
-        hardware=current_hardware(),
-        teachers=(teacher_result(task, teacher, known, training),),
+        teachers=(teacher_result(task.dataset, model, task.metric, found, training.seconds),),
         rows=tuple(rows),
+        **provenance(),
     )
 
 
@@ -70,32 +111,38 @@ def run_demo(
     seed: int = 0,
     progress: bool = False,
     say: Callable[[str], None] = lambda line: None,
-) -> tuple[Results, CertifiedComparison]:
+) -> Results:
     """Everything the demo makes, in `folder`: students, results.json, recipes.json, plots, report.html.
 
     `progress` draws bars on standard error; `say` is given a line now and then.
     """
-    with ProgressBar(f"train teacher ({task.name})") if progress else nullcontext() as bar:
-        teacher, training = train_teacher(task, folder / "teacher", seed, bar)
-    say(f"teacher trained: {type(teacher).__name__}, {seconds_text(training.seconds)}")
-    students: dict[str, Student] = {}
-    for name in RECIPES:
-        began = time.perf_counter()
-        students[name] = distil_student(
-            task, teacher, name, folder / f"distil-{name}", seed, progress
-        )
-        students[name].save(folder / f"student-{name}")
-        say(f"student distilled: {name}, {time.perf_counter() - began:.0f} s")
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(
+        folder / ".lock"
+    ):  # a second demo in the same folder waits, and finds the work done
+        teacher, training = train_teacher(task, folder / "teacher", seed, progress)
+        say(f"teacher trained: {type(teacher).__name__}, {seconds_text(training.seconds)}")
+        students: dict[str, Student] = {}
+        for name in task.students:
+            began = time.perf_counter()
+            students[name] = distil_student(
+                task, teacher, name, folder / f"distil-{name}", seed, progress
+            )
+            students[name].save(folder / f"student-{name}")
+            say(f"student distilled: {name}, {time.perf_counter() - began:.0f} s")
 
-    results = measure_all(task, teacher, students, seed, training)
-    certified = compare_certified(students[CERTIFIED], task.test[0][0])
-    results.to_json(folder / "results.json")
-    recipes = recipes_of(task, teacher, training) | {"certified": {CERTIFIED: asdict(certified)}}
-    atomic_write_text(folder / "recipes.json", json.dumps(recipes, indent=1) + "\n")
-    notes = [certified_line(certified), *making_notes(task, teacher, training)]
-    figures = plot_results(results, task.dataset, folder)
-    write_report(results, folder / "report.html", figures={task.dataset: figures}, notes=notes)
-    return results, certified
+        results = compare_all(task, teacher, students, seed, training)
+        certified = compare_certified(students[CERTIFIED], task.test[0][0])
+        said = (*findings(results, task.dataset), certified_line(certified))
+        results = replace(results, findings=said)
+        results.to_json(folder / "results.json")
+        settings = settings_of(task, teacher, training)
+        settings["certified"] = {CERTIFIED: asdict(certified)}
+        atomic_write_text(folder / "recipes.json", json_text(settings))
+        plots = plot_results(results, task.dataset, folder)
+        notes = training_notes(task, teacher, training)
+        write_page(results, folder / "report.html", plots={task.dataset: plots}, notes=notes)
+    return results
 
 
 def certified_line(found: CertifiedComparison) -> str:

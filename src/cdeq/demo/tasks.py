@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from cdeq.data.embedded import Examples, digits_graph, digits_images, pydoc_text, text_windows
-from cdeq.demo.task import Batch, DistillPlan, Task
-from cdeq.evaluation.metrics import accuracy, perplexity
+from cdeq.data.graphs import NodeTask
+from cdeq.demo.task import StudentConfig, Task
+from cdeq.evaluation import Batch, accuracy, perplexity
 from cdeq.gradients import Implicit, Phantom
 from cdeq.models.graph.ignn import IGNN
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
 from cdeq.training.draws import numbered_generator
 from cdeq.training.loop import FitConfig
+from cdeq.training.task_loss import IGNORED
 from cdeq.training.teaching import TeachConfig
-from cdeq_experiments.graph_tasks import labelled
 
 
 def _draws(examples: Examples, batch: int, seed: int) -> Callable[[int], Batch]:
@@ -47,6 +49,11 @@ def _batches(examples: Examples, batch: int) -> list[Batch]:
     return list(zip(examples.x.split(batch), examples.y.split(batch), strict=True))
 
 
+def _labelled(nodes: NodeTask, mask: Tensor) -> Batch:
+    """The whole graph with the labels of some of its nodes."""
+    return nodes.graph, torch.where(mask, nodes.labels, IGNORED)
+
+
 def images(seed: int = 0) -> Task:
     """Handwritten digits, a convolutional DEQ."""
     splits = digits_images(seed)
@@ -68,9 +75,9 @@ def images(seed: int = 0) -> Task:
         valid=_batches(splits.valid, 128),
         test=_batches(splits.test, 128),
         metric=accuracy(),
-        plans={
-            "paper": DistillPlan(fit=FitConfig(updates=300, learning_rate=3e-3)),
-            "anchored": DistillPlan(
+        students={
+            "paper": StudentConfig(fit=FitConfig(updates=300, learning_rate=3e-3)),
+            "anchored": StudentConfig(
                 fit=FitConfig(updates=200, learning_rate=5e-3),
                 changes={"history": "anderson", "window": 3},
             ),
@@ -102,9 +109,9 @@ def text(seed: int = 0) -> Task:
         valid=_batches(text_windows(prose.valid, length), batch)[:4],
         test=_batches(text_windows(prose.test, length), batch)[:12],
         metric=perplexity(),
-        plans={
-            "paper": DistillPlan(fit=FitConfig(updates=300, learning_rate=3e-3)),
-            "anchored": DistillPlan(fit=FitConfig(updates=300, learning_rate=5e-3)),
+        students={
+            "paper": StudentConfig(fit=FitConfig(updates=300, learning_rate=3e-3)),
+            "anchored": StudentConfig(fit=FitConfig(updates=300, learning_rate=5e-3)),
         },
     )
 
@@ -112,7 +119,7 @@ def text(seed: int = 0) -> Task:
 def graph(seed: int = 0) -> Task:
     """The digits as a nearest-neighbour graph, an implicit graph network."""
     nodes = digits_graph(seed)
-    training = labelled(nodes, nodes.train)
+    training = _labelled(nodes, nodes.train)
     return Task(
         name="graph",
         dataset="digits (graph)",
@@ -125,12 +132,12 @@ def graph(seed: int = 0) -> Task:
         ),
         teaching=lambda update: training,
         distilling=[training],
-        valid=[labelled(nodes, nodes.valid)],
-        test=[labelled(nodes, nodes.test)],
+        valid=[_labelled(nodes, nodes.valid)],
+        test=[_labelled(nodes, nodes.test)],
         metric=accuracy(),
-        plans={
-            "paper": DistillPlan(fit=FitConfig(updates=600, learning_rate=1e-2)),
-            "anchored": DistillPlan(
+        students={
+            "paper": StudentConfig(fit=FitConfig(updates=600, learning_rate=1e-2)),
+            "anchored": StudentConfig(
                 fit=FitConfig(updates=500, learning_rate=1e-2),
                 changes={"history": "anderson", "window": 5},
             ),

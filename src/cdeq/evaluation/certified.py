@@ -9,8 +9,8 @@ import torch
 from cdeq.consistency.certify import CertifiedSolution
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import Input
-from cdeq.evaluation.comparison import median_seconds
-from cdeq.evaluation.table import seconds_text
+from cdeq.evaluation.styles import seconds_text
+from cdeq.evaluation.timing import median_seconds
 from cdeq.solvers import Anderson, Solution, solve_model
 
 
@@ -19,7 +19,7 @@ class CertifiedComparison:
     """One batch to the residual `tol`, by the solver alone and by `student.solve`.
 
     Evaluations are means over the samples, the student's check included; seconds are medians of the whole
-    way, input to output; the other figures are shares of the samples.
+    way, input to output; the other numbers are shares of the samples.
     """
 
     tol: float

@@ -54,6 +54,17 @@ def top_accuracy(count: int) -> Metric:
     )
 
 
+def mean_squared_error() -> Metric:
+    """Mean over all numbers of the squared difference to the labels, which have the output's shape."""
+
+    def part(output: Tensor, labels: Tensor) -> tuple[float, int]:
+        return float((output.double() - labels.double()).square().sum()), labels.numel()
+
+    return Metric(
+        name="mean squared error", higher_is_better=False, part=part, whole=lambda s, n: s / n
+    )
+
+
 def perplexity() -> Metric:
     """exp of the mean negative log-likelihood."""
     return Metric(

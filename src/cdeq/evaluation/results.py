@@ -1,4 +1,4 @@
-"""What every experiment leaves behind: one JSON file, the same fields for all of them.
+"""What a comparison leaves behind: rows, and how they were made, as one JSON file.
 
 A metric that lies between 0 and 1 (accuracy, F1) is kept as a fraction. A number that is not
 finite, from a solver that diverged, is kept as None: JSON has no NaN.
@@ -8,22 +8,18 @@ import json
 import math
 import numbers
 import os
-import platform
-import shlex
-import subprocess
-import sys
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
+from cdeq.evaluation.plain import json_text
 from cdeq.files import atomic_write_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class ResultsError(ValueError):
@@ -64,14 +60,14 @@ class Row:
     residual: float | None
     """|f(z) - z| / |z| under the teacher's map."""
     seconds: float | None
-    """Median seconds a batch."""
+    """Median seconds for one batch."""
     f_equivalents: float | None
     """Total cost in units of one teacher step."""
     parameters: int
     train_seconds: float | None = None
-    """What its own training took, beside its teacher's; None where nothing was trained or nobody kept the time."""
+    """What its own training took, beside its teacher's; None where nothing was trained, or no time was kept."""
     top5: float | None = None
-    """Share of images whose class is among the five likeliest; None for other metrics."""
+    """Share of images whose class is among the five likeliest; None where it was not measured."""
     figures: dict[str, float] = field(default_factory=dict)
     """Further measurements, by a name that says the unit."""
     published: dict[str, float] = field(default_factory=dict)
@@ -83,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All that an experiment measured, and how."""
+    """All that was measured, and how."""
 
     experiment: str
     scale: str
@@ -144,12 +140,23 @@ class Results:
         """The rows of one dataset, in the order measured."""
         return [row for row in self.rows if row.dataset == dataset]
 
+    def table(self, dataset: str | None = None) -> "Table":
+        """Methods by step counts, for `rich.print` or a notebook; of the first dataset unless named."""
+        from cdeq.evaluation.table import results_table
+
+        return results_table(self, dataset or self.datasets[0])
+
+    def plot(self, folder: str | os.PathLike[str], dataset: str | None = None) -> list[Path]:
+        """Score, distance and residual against steps and seconds, as PNG and SVG files; needs matplotlib."""
+        from cdeq.evaluation.plot import plot_results
+
+        return plot_results(self, dataset or self.datasets[0], folder)
+
     def to_json(self, path: str | os.PathLike[str]) -> Path:
         """Write to `path`, whole or not at all."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_finite(asdict(self)), indent=1, allow_nan=False, ensure_ascii=False)
-        atomic_write_text(path, text + "\n")
+        atomic_write_text(path, json_text(asdict(self)))
         return path
 
     @classmethod
@@ -161,33 +168,15 @@ class Results:
             raise ResultsError(f"{path}: not JSON: {error}") from error
         try:
             data = _checked_names(cls, data, "")
-            for name, kind in (("teachers", TeacherResult), ("rows", Row)):
-                if not isinstance(data[name], list):
+            for name in ("teachers", "rows", "findings"):
+                if not isinstance(data.get(name, []), list):
                     raise ResultsError(f"{name}: expected a list, got {data[name]!r}")
-                data[name] = [
-                    _build(kind, item, f"{name}[{i}]") for i, item in enumerate(data[name])
-                ]
+            for name, kind in (("teachers", TeacherResult), ("rows", Row)):
+                items = enumerate(data[name])
+                data[name] = [_build(kind, item, f"{name}[{i}]") for i, item in items]
             return cls(**data)
         except ResultsError as error:
             raise ResultsError(f"{path}: {error}") from error
-
-
-def provenance(parts: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
-    """The commit, command and hardware of this process: what every measurement is kept with.
-
-    Of a result that is put together from `parts`, their commits and commands come first.
-    """
-    found = list(parts)
-    return {
-        "commit": joined([*(part["commit"] for part in found), current_commit()]),
-        "command": joined([*(part["command"] for part in found), current_command()]),
-        "hardware": current_hardware(),
-    }
-
-
-def joined(names: Iterable[str]) -> str:
-    """The commits, or the commands, that made a result in several runs, each once."""
-    return " and ".join(dict.fromkeys(names))
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -242,120 +231,3 @@ def _converted(value: Any, hint: Any, name: str) -> Any:
             return value
     expected = str(hint) if len(kinds) > 1 else kinds[0].__name__
     raise ResultsError(f"{name}: expected {expected}, got {value!r}")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def current_commit(folder: str | os.PathLike[str] | None = None) -> str:
-    """The commit checked out in `folder`, "-dirty" if tracked files changed, or "unknown".
-
-    Without a folder, the commit of cdeq's own source; its version, if it is installed as a package.
-    """
-    if folder is None:
-        here = Path(__file__)
-        return _commit(here.parent, here.name) or f"cdeq {version('cdeq')}"
-    return _commit(folder) or "unknown"
-
-
-def _commit(folder: str | os.PathLike[str], tracked: str = ".") -> str | None:
-    """The commit, if git knows the folder and the file there."""
-    try:
-        if not _git(folder, "ls-files", tracked):
-            return None
-        commit = _git(folder, "rev-parse", "--verify", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return f"{commit}-dirty" if changed else commit
-
-
-def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=20
-    )
-    return done.stdout.strip()
-
-
-FOLDERS = ("--out", "--runs", "--data-dir")
-"""Options that say where things are."""
-
-
-def current_command(argv: Sequence[str] | None = None) -> str:
-    """The command line as a person would type it: `cdeq demo --task images`.
-
-    Without the folders of this machine, which nobody else has and no figure depends on.
-    """
-    program, *arguments = sys.argv if argv is None else argv
-    path = Path(program)
-    if path.name in ("__main__.py", "cli.py") and path.parent.name == "cdeq":
-        head = ["cdeq"]
-    elif path.suffix == ".py":
-        head = ["python", path.name]
-    else:
-        head = [path.name]
-    kept = [
-        argument
-        for before, argument in pairwise(["", *arguments])
-        if not {argument.partition("=")[0], before} & set(FOLDERS)
-    ]
-    return shlex.join([*head, *kept])
-
-
-def write_measurements(
-    path: str | os.PathLike[str], rows: list[dict[str, Any]], **about: Any
-) -> Path:
-    """Write the rows of a benchmark with the command, commit and hardware that they depend on."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = {
-        "command": current_command(),
-        "commit": current_commit(),
-        "hardware": current_hardware(),
-        **about,
-        "rows": rows,
-    }
-    atomic_write_text(path, json.dumps(_finite(found), indent=1, allow_nan=False) + "\n")
-    return path
-
-
-def current_hardware() -> dict[str, Any]:
-    """The machine and how loaded it is now: what the seconds in the results depend on."""
-    found: dict[str, Any] = {
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_gb": _memory_gb(),
-        "load_average": [round(x, 2) for x in os.getloadavg()]
-        if hasattr(os, "getloadavg")
-        else None,
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-        found["gpus"] = torch.cuda.device_count()
-    return found
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or "unknown"
-
-
-def _memory_gb() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):
-        return None

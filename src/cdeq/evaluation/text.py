@@ -1,7 +1,7 @@
 """Language models scored as the field does it: every token of the test text once, in order, with memory.
 
-A text is read in segments. Each method meets its own memory: what it left, after as many steps as it takes, of the
-segments before. Shapes: B streams, L tokens, D width.
+A text is read in segments. The memory that a method meets is its own: what it left of the segments before, after as
+many steps as it takes. Shapes: B streams, L tokens, D width.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from cdeq.equilibrium.contract import EquilibriumModel, is_batched
 from cdeq.equilibrium.memory import Memory, Segment, require_memory
 from cdeq.equilibrium.states import State, relative_distance
-from cdeq.evaluation.comparison import Equilibria, Method, Quality
+from cdeq.evaluation.methods import Method
 from cdeq.evaluation.metrics import Metric
+from cdeq.evaluation.quality import Equilibria, Quality, mean_of
 from cdeq.solvers import Anderson, solve_model
-from cdeq_experiments.subjects import Tolerances
 
 Segments = Sequence[tuple[Tensor, Tensor]]
 """Consecutive (tokens, targets), each (B, L); a negative target counts for nothing."""
@@ -35,7 +35,9 @@ def find_text_equilibria(
     model: EquilibriumModel,
     segments: Segments,
     metric: Metric,
-    tolerances: Tolerances,
+    *,
+    tol: float = 1e-4,
+    max_steps: int = 80,
 ) -> tuple[Equilibria, Segment]:
     """The converged model on the whole text, its equilibria kept; and its last full segment, to time methods on."""
     memory: Memory = ()
@@ -46,22 +48,21 @@ def find_text_equilibria(
         if timed is None or tokens.shape == timed.tokens.shape:
             timed = x
         context = model.inject(x)
-        found = solve_model(
-            model, context, Anderson(), tol=tolerances.reference, max_steps=tolerances.budget
-        )
+        found = solve_model(model, context, Anderson(), tol=tol, max_steps=max_steps)
         parts.append(score_part(model, model.readout(found.state, context), targets))
         states.append(found.state)
         steps.append(found.steps.double())
         residuals.append(found.residual.double())
         memory = require_memory(model).remember(found.state, context)
-    assert timed is not None
-    known = Equilibria(
+    if timed is None:
+        raise ValueError("there is no text: `segments` is empty")
+    equilibria = Equilibria(
         states,
         metric.score(parts),
         float(torch.cat(steps).mean()),
         float(torch.cat(residuals).mean()),
     )
-    return known, timed
+    return equilibria, timed
 
 
 @torch.no_grad()
@@ -69,14 +70,14 @@ def measure_text_quality(
     method: Method,
     model: EquilibriumModel,
     segments: Segments,
-    stars: list[State] | None,
+    equilibria: Sequence[State] | None,
     metric: Metric,
     counts: tuple[int, ...],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[int, Quality]:
-    """Perplexity and distance to the converged model's states, if they are known, read once for each number of steps.
+    """Score and, if `equilibria` are known, distance to them; the text is read once for each number of steps.
 
-    The residual is not measured: it would cost a step more at every segment.
+    The residual is not measured: it would cost one more step at every segment.
     """
     batched, remembering = is_batched(model), require_memory(model)
     found = {}
@@ -88,13 +89,12 @@ def measure_text_quality(
             context = model.inject(x)
             *_, z = method.states(x, k)
             parts.append(score_part(model, model.readout(z, context), targets))
-            if stars is not None:
-                distances.append(relative_distance(z, stars[place], batched))
+            if equilibria is not None:
+                distances.append(relative_distance(z, equilibria[place], batched))
             memory = remembering.remember(z, context)
             if progress is not None:
                 progress(number * len(segments) + place + 1, len(counts) * len(segments))
-        distance = float(torch.cat(distances).mean()) if distances else None
-        found[k] = Quality(metric.score(parts), distance, None)
+        found[k] = Quality(metric.score(parts), mean_of(distances), None)
     return found
 
 
