@@ -10,9 +10,10 @@ import torch
 
 from cdeq.consistency.certify import plan_handover
 from cdeq.equilibrium.states import State, relative_distance
+from cdeq.equilibrium.trees import map_tensors
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import solve_model
-from cdeq.trajectories.nesting import map_nest, split_batch
+from cdeq.trajectories.nesting import split_batch
 
 if TYPE_CHECKING:
     from cdeq.consistency.history import HistoryMemory
@@ -66,7 +67,7 @@ def calibrate(
         if max_batches is not None and i >= max_batches:
             break
         x, _ = split_batch(batch)
-        x = map_nest(lambda tensor: tensor.to(device), x)
+        x = map_tensors(lambda tensor: tensor.to(device), x)
         inputs.append(x)
         prepared = student.prepare(x)
         star = solve_model(

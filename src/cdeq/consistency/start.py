@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,20 +9,16 @@ from torch.nn import functional
 from cdeq.consistency.features import FeatureLinear
 from cdeq.equilibrium.contract import Context
 from cdeq.equilibrium.states import State, tensors_of
+from cdeq.equilibrium.trees import tensors_in
 
 
 def context_tensors(context: Context) -> list[Tensor]:
-    """The dense floating tensors of a context, in order, however nested."""
-    if isinstance(context, Tensor):
-        return [context] if context.layout == torch.strided and context.is_floating_point() else []
-    children: Any = ()
-    if isinstance(context, dict):
-        children = context.values()
-    elif isinstance(context, list | tuple):
-        children = context
-    elif dataclasses.is_dataclass(context) and not isinstance(context, type):
-        children = [getattr(context, f.name) for f in dataclasses.fields(context)]
-    return [tensor for child in children for tensor in context_tensors(child)]
+    """The dense floating tensors of a context, in order."""
+    return [
+        tensor
+        for tensor in tensors_in(context)
+        if tensor.layout == torch.strided and tensor.is_floating_point()
+    ]
 
 
 class PointwiseStart(nn.Module):

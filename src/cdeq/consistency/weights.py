@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from cdeq.equilibrium.contract import Context
+from cdeq.equilibrium.trees import map_tensors
 
 
 class FullDelta(nn.Module):
@@ -67,29 +65,17 @@ def mix_weights(
 
 
 def mix_contexts(teacher: Context, student: Context, c: float | Tensor) -> Context:
-    """teacher + c (student - teacher), leaf by leaf.
+    """teacher + c (student - teacher), tensor by tensor.
 
-    What both share, what is not a dense floating tensor and what has no known structure (a captured
-    function, say) stays the teacher's. Of a dataclass only the fields are taken over: what an instance
-    has computed from them and cached would be the teacher's.
+    What both share, what is not a dense floating tensor and what is not in a tree (a captured function, say)
+    stays the teacher's.
     """
-    if teacher is student:
-        return teacher
-    if isinstance(teacher, Tensor):
-        if teacher.layout != torch.strided or not teacher.is_floating_point():
-            return teacher
+
+    def mix(a: Tensor, b: Tensor) -> Tensor:
+        if a is b or a.layout != torch.strided or not a.is_floating_point():
+            return a
         if isinstance(c, float) and c in (0.0, 1.0):
-            return student if c else teacher
-        return torch.lerp(teacher, student, c if isinstance(c, float) else c.to(teacher.dtype))
-    if isinstance(teacher, dict):
-        return {key: mix_contexts(value, student[key], c) for key, value in teacher.items()}
-    if isinstance(teacher, list | tuple):
-        parts: list[Any] = [mix_contexts(a, b, c) for a, b in zip(teacher, student, strict=True)]
-        return type(teacher)(*parts) if hasattr(teacher, "_fields") else type(teacher)(parts)
-    if dataclasses.is_dataclass(teacher) and not isinstance(teacher, type):
-        mixed = object.__new__(type(teacher))
-        for f in dataclasses.fields(teacher):  # also of a frozen class, and fields without init
-            part = mix_contexts(getattr(teacher, f.name), getattr(student, f.name), c)
-            object.__setattr__(mixed, f.name, part)
-        return mixed
-    return teacher
+            return b if c else a
+        return torch.lerp(a, b, c if isinstance(c, float) else c.to(a.dtype))
+
+    return map_tensors(mix, teacher, student)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cdeq.equilibrium.contract import Input
 from cdeq.equilibrium.states import State
+from cdeq.equilibrium.trees import map_leaves
 
 
 def from_torchdeq(
@@ -221,26 +222,26 @@ def _tensors_in(value: Any) -> tuple[Tensor, ...]:
 def _map_tensors(
     function: Callable[[Tensor], Tensor], value: Any, mapped: dict[int, Any] | None = None
 ) -> Any:
-    """`value` with the tensors in it replaced: in containers, closures, defaults and partials.
+    """`value` with the tensors in it replaced: in trees, closures, defaults and partials.
 
     `mapped` holds what was met before, for functions that close over themselves.
     """
-    if isinstance(value, Tensor):
-        return function(value)
-    mapped = {} if mapped is None else mapped
-    if id(value) in mapped:
-        return mapped[id(value)]
-    recurse = partial(_map_tensors, function, mapped=mapped)
-    if type(value) in (list, tuple):
-        value = type(value)(recurse(item) for item in value)
-    elif type(value) is dict:
-        value = {key: recurse(item) for key, item in value.items()}
-    elif isinstance(value, partial):
-        parts = recurse((value.func, value.args, value.keywords))
-        value = partial(parts[0], *parts[1], **parts[2])
-    elif isinstance(value, FunctionType):
-        value = _map_function(recurse, value, mapped)
-    return value
+    known = {} if mapped is None else mapped
+    recurse = partial(_map_tensors, function, mapped=known)
+
+    def replace(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return function(leaf)
+        if id(leaf) in known:
+            return known[id(leaf)]
+        if isinstance(leaf, partial):
+            parts = recurse((leaf.func, leaf.args, leaf.keywords))
+            return partial(parts[0], *parts[1], **parts[2])
+        if isinstance(leaf, FunctionType):
+            return _map_function(recurse, leaf, known)
+        return leaf
+
+    return map_leaves(replace, value)
 
 
 def _map_function(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cdeq.equilibrium.trees import children, is_named_tuple
 from cdeq.trajectories.sparse import dense_pieces, from_pieces
 
 Structure = Any
@@ -23,37 +24,30 @@ CSR_SHAPE = "shape"
 
 
 def flatten(value: Any, name: str) -> tuple[Structure, dict[str, Tensor]]:
-    """The structure of a nest of tensors, and its tensors by dotted name: `x`, `x.0`, `x.key`."""
+    """The structure of a tree of tensors, and its tensors by dotted name: `x`, `x.0`, `x.key`."""
     if value is None:
         return None, {}
     if isinstance(value, Tensor):
-        if value.layout == torch.sparse_csr:
-            table = {f"{name}.{p}": t for p, t in dense_pieces(value).items()}
-            return "csr", table | {f"{name}.{CSR_SHAPE}": torch.tensor(value.shape)}
-        if value.layout != torch.strided:
-            raise TypeError(
-                f"{name} is a {value.layout} tensor, which cannot be stored; "
-                "pass its indices and values, or keep it in the model"
-            )
-        return "tensor", {name: value}
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError(f"{name} is a dict whose keys are not all strings: {list(value)}")
-        parts = [(key, flatten(v, f"{name}.{_escape(key)}")) for key, v in value.items()]
-        structure: Structure = {"dict": [[key, s] for key, (s, _) in parts]}
-        return structure, {n: t for _, (_, table) in parts for n, t in table.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        named = [(f, flatten(getattr(value, f), f"{name}.{f}")) for f in value._fields]
-        structure = {"named": [_class_path(value), [[f, s] for f, (s, _) in named]]}
-        return structure, {n: t for _, (_, table) in named for n, t in table.items()}
-    if type(value) in (tuple, list):
-        items = [flatten(v, f"{name}.{i}") for i, v in enumerate(value)]
-        structure = {type(value).__name__: [s for s, _ in items]}
-        return structure, {n: t for _, table in items for n, t in table.items()}
-    raise TypeError(
-        f"{name} is of type {type(value).__name__}; "
-        "an input is a tensor or a (named) tuple, list or dict of them, nested as you like"
-    )
+        return _flatten_tensor(value, name)
+    kind = _kind(value)
+    if kind is None:
+        raise TypeError(
+            f"{name} is of type {type(value).__name__}; "
+            "an input is a tensor or a (named) tuple, list or dict of them, nested as you like"
+        )
+    parts = children(value)
+    if kind == "dict" and not all(isinstance(key, str) for key in parts):
+        raise TypeError(f"{name} is a dict whose keys are not all strings: {list(parts)}")
+    structures: list[Structure] = []
+    table: dict[str, Tensor] = {}
+    for key, part in parts.items():
+        structure, tensors = flatten(part, _child(name, key))
+        structures.append(structure if kind in ("tuple", "list") else [key, structure])
+        table |= tensors
+    if kind == "named":
+        path = f"{type(value).__module__}:{type(value).__qualname__}"
+        return {kind: [path, structures]}, table
+    return {kind: structures}, table
 
 
 def unflatten(structure: Structure, name: str, read: Callable[[str], Tensor]) -> Any:
@@ -65,21 +59,15 @@ def unflatten(structure: Structure, name: str, read: Callable[[str], Tensor]) ->
     if structure == "csr":
         pieces = {piece: read(f"{name}.{piece}") for piece in CSR_PIECES}
         return from_pieces(torch.sparse_csr, pieces, read(f"{name}.{CSR_SHAPE}").tolist())
-    ((kind, children),) = structure.items()
+    ((kind, entries),) = structure.items()
+    path, entries = entries if kind == "named" else ("", entries)
+    keyed: Any = enumerate(entries) if kind in ("tuple", "list") else entries
+    parts: dict[Any, Any] = {key: unflatten(part, _child(name, key), read) for key, part in keyed}
     if kind == "dict":
-        return {key: unflatten(s, f"{name}.{_escape(key)}", read) for key, s in children}
+        return parts
     if kind == "named":
-        path, fields = children
-        parts = [unflatten(s, f"{name}.{f}", read) for f, s in fields]
-        return _named_tuple(path, [f for f, _ in fields])(*parts)
-    items = [unflatten(s, f"{name}.{i}", read) for i, s in enumerate(children)]
-    return tuple(items) if kind == "tuple" else items
-
-
-def map_nest(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply `function` to every tensor of a nest."""
-    structure, table = flatten(value, "x")
-    return unflatten(structure, "x", lambda name: function(table[name]))
+        return _named_tuple(path, list(parts))(*parts.values())
+    return tuple(parts.values()) if kind == "tuple" else list(parts.values())
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
@@ -96,8 +84,29 @@ def flatten_batch(x: Any, y: Any) -> tuple[dict[str, Structure], dict[str, Tenso
     return {"x": x_structure, "y": y_structure}, {**x_tensors, **y_tensors}
 
 
-def _class_path(value: Any) -> str:
-    return f"{type(value).__module__}:{type(value).__qualname__}"
+def _flatten_tensor(tensor: Tensor, name: str) -> tuple[Structure, dict[str, Tensor]]:
+    if tensor.layout == torch.strided:
+        return "tensor", {name: tensor}
+    if tensor.layout != torch.sparse_csr:
+        raise TypeError(
+            f"{name} is a {tensor.layout} tensor, which cannot be stored; "
+            "pass its indices and values, or keep it in the model"
+        )
+    pieces = dense_pieces(tensor) | {CSR_SHAPE: torch.tensor(tensor.shape)}
+    return "csr", {f"{name}.{piece}": part for piece, part in pieces.items()}
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return "dict"
+    if is_named_tuple(value):
+        return "named"
+    return type(value).__name__ if type(value) in (tuple, list) else None
+
+
+def _child(name: str, key: str | int) -> str:
+    """Dots separate names, so a dot inside a key is spelt otherwise."""
+    return f"{name}.{str(key).replace('%', '%25').replace('.', '%2E')}"
 
 
 def _named_tuple(path: str, fields: list[str]) -> Any:
@@ -107,8 +116,3 @@ def _named_tuple(path: str, fields: list[str]) -> Any:
     if getattr(found, "_fields", None) == tuple(fields):
         return found
     return namedtuple(name.rpartition(".")[2], fields)
-
-
-def _escape(key: str) -> str:
-    """Dots separate names, so a dot inside a key is spelt otherwise."""
-    return key.replace("%", "%25").replace(".", "%2E")

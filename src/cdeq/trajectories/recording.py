@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract, is_batched
 from cdeq.equilibrium.memory import Memory, Segment, require_memory
 from cdeq.equilibrium.states import map_state
+from cdeq.equilibrium.trees import map_tensors
 from cdeq.files import atomic_write_bytes, remove_leftovers
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
@@ -31,7 +32,7 @@ from cdeq.trajectories.manifest import (
     require_same_data,
     shard_name,
 )
-from cdeq.trajectories.nesting import flatten_batch, map_nest, split_batch
+from cdeq.trajectories.nesting import flatten_batch, split_batch
 from cdeq.trajectories.store import DTYPES, TrajectoryStore, batch_key
 
 TOLERANCES = {"full": 0.0, "endpoint": TOL}
@@ -152,7 +153,7 @@ def _fill(
                 _require_tokens(x, done - 1)
                 x = Segment(x, memory or require_memory(model).no_memory(len(x)))
                 kept_structure, kept_tensors = flatten_batch(x, y)
-            x = x if device is None else map_nest(lambda t: t.to(device), x)
+            x = x if device is None else map_tensors(lambda t: t.to(device), x)
             context = model.inject(x)
             captured = capture(model, context, settings)
             _require_finite(captured.tensors["residual"], done - 1)
@@ -177,7 +178,7 @@ def _memory_left(model: EquilibriumModel, writer: _Writer) -> Memory:
     device = _device_of(model)
     finished = TrajectoryStore(writer.folder, writer.manifest, verify=True)
     last = finished[len(finished) - 1]
-    context = model.inject(last.x if device is None else map_nest(lambda t: t.to(device), last.x))
+    context = model.inject(last.x if device is None else map_tensors(lambda t: t.to(device), last.x))
     # In the model's own precision, which may be other than the store's.
     z = map_state(lambda kept, own: kept.to(own), last.endpoint, model.start(context))
     return require_memory(model).remember(z, context)
