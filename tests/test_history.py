@@ -177,6 +177,13 @@ def test_learned_histories_see_the_older_evaluation(name):
     torch.testing.assert_close(module.predict([new]), module.predict([new, new]))
 
 
+@pytest.mark.parametrize("features", [6, 11])
+def test_the_mlp_has_the_papers_widths(features):
+    module = MLPHistory((features,), (1,))
+    shapes = [layer[0].linear.weight.shape for layer in (module.inner, module.outer)]
+    assert shapes == [(2 * features, 4 * features), (features, 2 * features)]
+
+
 def test_the_mlp_is_its_equation():
     torch.manual_seed(0)
     module = randomized(MLPHistory((6,), (1,)))

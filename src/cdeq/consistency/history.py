@@ -107,17 +107,20 @@ def _like(state: State, parts: list[Tensor]) -> State:
 
 
 class MLPHistory(WindowHistory):
-    """P = h + MLP[h_k || h_k-1 || z_k || z_k-1]: a free map in place of mixing. Starts as P = h."""
+    """P = h + MLP[h_k || h_k-1 || z_k || z_k-1], of widths 4d, 2d, d (paper, tab:aa_module_ablations).
+
+    A free map in place of mixing. Starts as P = h.
+    """
 
     window = 1
 
     def __init__(self, features: tuple[int, ...], axes: tuple[int, ...]):
         super().__init__()
         self.inner = nn.ModuleList(
-            FeatureLinear(4 * f, f, a) for f, a in zip(features, axes, strict=True)
+            FeatureLinear(4 * f, 2 * f, a) for f, a in zip(features, axes, strict=True)
         )
         self.outer = nn.ModuleList(
-            _zeroed(FeatureLinear(f, f, a)) for f, a in zip(features, axes, strict=True)
+            _zeroed(FeatureLinear(2 * f, f, a)) for f, a in zip(features, axes, strict=True)
         )
         self.axes = axes
 

@@ -19,7 +19,8 @@ class AdaptiveVocabulary(nn.Module):
     The adaptive softmax of Grave et al. (2017), tied to the adaptive input of Baevski & Auli (2019),
     sqrt(D) P_i e_w. Words are ordered by falling frequency. Those below `cutoffs[0]` share one softmax with the T
     tail clusters, and have vectors of `width` and P = I; the vectors of tail cluster i = 1, 2, ... have
-    width // divisor**i. Without cutoffs this is a plain tied embedding.
+    width // divisor**i. Without cutoffs this is a plain tied embedding. torch.nn.AdaptiveLogSoftmaxWithLoss cannot
+    share its weights with an embedding.
     """
 
     def __init__(
