@@ -24,3 +24,10 @@ def pytest_runtest_call(item):
     """Again: some fixtures were made for an earlier test, and others now."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def no_plan(monkeypatch):
+    """Leave out the plan for certified solving, which takes longer than the trainings of most tests."""
+    for module in ("calibration", "distillation"):
+        monkeypatch.setattr(f"cdeq.consistency.{module}.plan_handover", lambda student, inputs: {})

@@ -1,4 +1,4 @@
-"""MDEQ and its learned start: the map written out again, gradients, dropout, and the way to a saved student."""
+"""MDEQ: the map written out again, gradients, dropout, copies."""
 
 from __future__ import annotations
 
@@ -11,60 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq import Recipe, Student, distill
 from cdeq.equilibrium import check_contract, is_batched
-from cdeq.gradients import Implicit, Unrolled, solve_with_gradient
 from cdeq.models import MODELS
 from cdeq.models.vision.mdeq import MDEQ
-from cdeq.models.vision.pyramid_start import PyramidStart
 from cdeq.solvers import Anderson, solve_model
+from checks import numbers, require_implicit_gradients, same_tensors
+from mdeqs import CLASSES, WIDTHS, contracted, make, scrambled, states
 from teachers import randomized
 
-CLASSES = 3
-WIDTHS, HEADS = (4, 8, 12), (2, 3, 4)
 DOUBLE = torch.float64
-
-
-def numbers(*shape: int, seed: int = 1, dtype: torch.dtype = DOUBLE) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(
-        dtype
-    )
-
-
-def make(branches: int = 2, **options: Any) -> Any:
-    torch.manual_seed(0)
-    sizes = {"expand": 2, "groups": 2, "fuse_groups": 2, "stem": 6, "strides": (1, 1), "final": 10}
-    return MDEQ(
-        classes=CLASSES,
-        **{**sizes, "channels": WIDTHS[:branches], "head": HEADS[:branches], **options},
-    ).eval()
-
-
-def scrambled(branches: int = 2, **options: Any) -> Any:
-    """In double precision, with no weight left at its initial value, where a norm's could hide."""
-    return randomized(make(branches, **options).double(), 0.3)
-
-
-def states(branches: int, side: int = 8, batch: int = 2, seed: int = 5) -> tuple[Tensor, ...]:
-    return tuple(
-        numbers(batch, width, side >> i, side >> i, seed=seed + i)
-        for i, width in enumerate(WIDTHS[:branches])
-    )
-
-
-def contracted(branches: int = 2, share: float = 0.3, **options: Any) -> Any:
-    """A map that draws states together.
-
-    Its norms give on a `share` of their input, and biases that differ within a group: without these a later norm
-    would divide by next to nothing, and undo the share.
-    """
-    model = make(branches, keep=0.3, **options)
-    with torch.no_grad():
-        for norm in model.modules():
-            if isinstance(norm, nn.GroupNorm):
-                norm.weight.mul_(share)
-                norm.bias.copy_(torch.arange(len(norm.bias)) % 2 - 0.2)
-    return model
 
 
 # The contract.
@@ -142,7 +97,7 @@ def heard_by_hand(layers: Any, y: Tensor, source: int, target: int) -> Tensor:
 
 def step_by_hand(
     model: Any, z: tuple[Tensor, ...], u: Tensor, masks: tuple[Tensor, ...] = ()
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     y = [
         block_by_hand(block, z[i], u if i == 0 else 0.0, model.keep, masks[i] if masks else 1.0)
         for i, block in enumerate(model.blocks)
@@ -151,15 +106,15 @@ def step_by_hand(
     for i, post in enumerate(model.posts):
         total = sum(heard_by_hand(model.fusions[i][j], y[j], j, i) for j in range(len(y)))
         out.append(normed(convolved(total.clamp_min(0), post[1]), post[2]))
-    return out
+    return tuple(out)
 
 
 @pytest.mark.parametrize(("branches", "keep"), [(1, 1.0), (2, 0.7), (3, 1.0)])
 def test_a_step_is_the_equation(branches, keep):
     model, z = scrambled(branches, keep=keep), states(branches)
     u = numbers(2, WIDTHS[0], 8, 8, seed=9)
-    for found, wanted in zip(model.step(z, (u,)), step_by_hand(model, z, u), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    found, wanted = model.step(z, (u,)), step_by_hand(model, z, u)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (1, 2), (2, 2)])
@@ -189,9 +144,7 @@ def test_only_the_finest_block_sees_the_injection():
     u, other = numbers(2, 2, WIDTHS[0], 8, 8, seed=9)
     for a, b in zip(model.step(z, (u,)), model.step(z, (other,)), strict=True):
         assert (a - b).abs().max() > 1e-2
-    with (
-        torch.no_grad()
-    ):  # nothing is fused: what the coarser branches still say, they say of themselves
+    with torch.no_grad():  # nothing is fused: each branch hears itself alone
         for target, row in enumerate(model.fusions):
             for source, layers in enumerate(row):
                 if source != target:
@@ -200,7 +153,7 @@ def test_only_the_finest_block_sees_the_injection():
                     norms[-1].bias.zero_()
     first, second = model.step(z, (u,)), model.step(z, (other,))
     assert (first[0] - second[0]).abs().max() > 1e-2
-    assert all(torch.equal(a, b) for a, b in zip(first[1:], second[1:], strict=True))
+    assert same_tensors(first[1:], second[1:])
 
 
 def test_keep_is_the_share_of_the_state_in_the_residual_sum():
@@ -259,18 +212,15 @@ def test_the_readout_is_its_convolutions():
 
 @pytest.mark.parametrize("branches", [1, 2, 3])
 def test_implicit_gradients_are_those_of_the_unrolled_iteration(branches):
-    model, x = contracted(branches).double(), numbers(2, 3, 8, 8)
-    labels, found = torch.tensor([0, 2]), []
-    for gradient in (Implicit(tol=1e-13, max_steps=200), Unrolled(steps=60)):
-        context = model.inject(x)
-        solution = solve_with_gradient(
-            model, context, solver=Anderson(), gradient=gradient, tol=1e-13, max_steps=200
-        )
-        loss = F.cross_entropy(model.readout(solution.state, context), labels)
-        found.append(torch.autograd.grad(loss, list(model.parameters())))
-    for (name, _), implicit, unrolled in zip(model.named_parameters(), *found, strict=True):
-        assert unrolled.abs().max() > 1e-8, name
-        torch.testing.assert_close(implicit, unrolled, rtol=1e-6, atol=1e-10, msg=name)
+    labels = torch.tensor([0, 2])
+    require_implicit_gradients(
+        contracted(branches).double(),
+        numbers(2, 3, 8, 8),
+        lambda output: F.cross_entropy(output, labels),
+        unrolled=60,
+        tolerance=1e-6,
+        least=1e-8,
+    )
 
 
 # Dropout.
@@ -296,11 +246,10 @@ def test_dropout_is_drawn_once_an_input_and_in_training_only():
     assert torch.equal(again[0], context[0])
     assert not torch.equal(again[1], context[1])
 
-    once, twice = model.step(z, context), model.step(z, context)
-    assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
+    once = model.step(z, context)
+    assert same_tensors(once, model.step(z, context))
     wanted = step_by_hand(model, z, context[0], masks)
-    for a, b in zip(once, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(once, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_a_solve_with_dropout_converges_because_the_masks_stay():
@@ -410,138 +359,3 @@ def test_impossible_models_are_refused(options, message):
 def test_images_that_do_not_fit_are_refused(shape):
     with pytest.raises(ValueError, match=r"images \(B, 3, .* that 4 divides"):
         make(3).inject(torch.zeros(shape))
-
-
-# The learned start.
-
-
-def start_network(branches: int = 3) -> PyramidStart:
-    torch.manual_seed(0)
-    return PyramidStart(channels=WIDTHS[:branches]).double()
-
-
-def test_the_start_is_zero_and_trains_all_its_weights():
-    network, u = start_network(), numbers(2, WIDTHS[0], 8, 8)
-    targets, before = states(3), [p.detach().clone() for p in network.parameters()]
-    z = network((u,))
-    assert [part.shape for part in z] == [part.shape for part in targets]
-    assert not any(part.any() for part in z)
-
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    losses = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss = sum((a - b).square().mean() for a, b in zip(network((u,)), targets, strict=True))
-        loss.backward()
-        losses.append(float(loss.detach()))
-        optimizer.step()
-    assert losses[1] < losses[0]
-    for (name, p), old in zip(network.named_parameters(), before, strict=True):
-        assert p.grad is not None, name
-        assert p.grad.any(), name
-        assert not torch.equal(p, old), name
-
-
-def test_the_start_is_the_equation():
-    network = randomized(start_network(), 0.3)
-    u = numbers(2, WIDTHS[0], 8, 8)
-    found = network((u, torch.ones(2, 8, 1, 1)))  # a mask beside the injection is no concern of it
-    h, levels = u, []
-    for i, (wide, mix) in enumerate(zip(network.depthwise, network.mix, strict=True)):
-        h = F.conv2d(h, wide.weight, wide.bias, 2 if i else 1, 2, groups=h.shape[1])
-        h = torch.einsum("oi,bihw->bohw", mix.weight[:, :, 0, 0], h) + mix.bias[:, None, None]
-        h = 0.5 * h * (1 + torch.erf(h / 2**0.5))
-        levels.append(h)
-    for i, part in enumerate(found):
-        wanted = network.out[i][0].bias[:, None, None]
-        for j in range(i, 3):
-            term = torch.einsum(
-                "oi,bihw->bohw", network.out[i][j - i].weight[:, :, 0, 0], levels[j]
-            )
-            times = 2 ** (j - i)
-            wanted = wanted + term.repeat_interleave(times, 2).repeat_interleave(times, 3)
-        torch.testing.assert_close(part, wanted)
-
-
-def seen_from_the_middle(network: PyramidStart, branch: int, side: int) -> list[int]:
-    """The rows of u on which the middle of z_i depends."""
-    u = numbers(1, WIDTHS[0], side, side).requires_grad_()
-    part = network((u,))[branch]
-    middle = part.shape[-1] // 2
-    (gradient,) = torch.autograd.grad(part[0, :, middle, middle].sum(), u)
-    rows, columns = gradient.abs().sum(dim=(0, 1, 3)), gradient.abs().sum(dim=(0, 1, 2))
-    assert torch.equal(rows.nonzero(), columns.nonzero())
-    return rows.nonzero().flatten().tolist()
-
-
-@pytest.mark.parametrize(("branches", "side"), [(2, 8), (3, 16)])
-def test_every_branch_of_the_start_sees_the_image_through_the_coarsest_level(branches, side):
-    network = randomized(start_network(branches), 0.3)
-    for branch in range(branches):
-        assert seen_from_the_middle(network, branch, side) == list(range(side))
-    with torch.no_grad():
-        for i in range(branches):
-            for layer in list(network.out[i])[1:]:
-                layer.weight.zero_()
-    middle = side // 2
-    assert seen_from_the_middle(network, 0, side) == list(range(middle - 2, middle + 3))
-
-
-# A student.
-
-
-def images(count: int = 2, batch: int = 3) -> list[tuple[Tensor, Tensor]]:
-    return [
-        (numbers(batch, 3, 8, 8, seed=10 + i, dtype=torch.float32), torch.arange(batch) % CLASSES)
-        for i in range(count)
-    ]
-
-
-def distilled(updates: int = 3, branches: int = 2, recipe: str = "anchored", **changes: Any) -> Any:
-    chosen = Recipe.from_name(recipe, **changes)
-    return distill(
-        contracted(branches), images(), recipe=chosen, updates=updates, max_steps=15, seed=4
-    )
-
-
-def own_weights(student: Student) -> dict[str, Tensor]:
-    return {n: p for n, p in student.named_parameters() if not n.startswith("methods.")}
-
-
-def test_the_three_ways_back_through_a_rollout():
-    students = {
-        way: distilled(backprop=way, depth=3) for way in ("full", "checkpointed", "truncated")
-    }
-    full, checkpointed, truncated = (own_weights(student) for student in students.values())
-    assert full.keys() == checkpointed.keys() == truncated.keys()
-    for name, weight in full.items():
-        assert weight.isfinite().all()
-        assert torch.equal(weight, checkpointed[name]), name
-    assert any((full[name] - truncated[name]).abs().max() > 1e-4 for name in full)
-    assert any(name.startswith("start_network.") and weight.any() for name, weight in full.items())
-
-
-def test_a_student_comes_nearer_and_is_the_same_from_its_folder(tmp_path):
-    student, teacher = distilled(updates=40, depth=3), contracted()
-    x = images()[0][0]
-    with torch.no_grad():
-        context = teacher.inject(x)
-        star = solve_model(teacher, context, Anderson(), tol=1e-6, max_steps=60).state
-        plain = teacher.step(teacher.start(context), context)
-        ours = student.trajectory(x, 1)[-1]
-    for a, b, exact in zip(ours, plain, star, strict=True):
-        assert (a - exact).norm() < 0.8 * (b - exact).norm()
-
-    student.save(tmp_path / "student")
-    again = Student.load(tmp_path / "student")
-    assert isinstance(again.teacher, MDEQ)
-    for steps in range(4):
-        assert torch.equal(student(x, steps=steps), again(x, steps=steps))
-
-
-@pytest.mark.parametrize(("branches", "recipe"), [(1, "anchored"), (3, "anchored"), (2, "paper")])
-def test_other_depths_of_the_pyramid_and_the_published_recipe_run(branches, recipe):
-    student = distilled(updates=2, branches=branches, recipe=recipe)
-    x = images()[0][0]
-    assert student(x, steps=2).shape == (3, CLASSES)
-    assert all(w.isfinite().all() for w in own_weights(student).values())
