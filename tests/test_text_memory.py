@@ -1,11 +1,11 @@
 """Memory in recordings and in distillation: what is stored, what a student meets, and runs resumed to the bit."""
 
-import sys
 from typing import ClassVar
 
 import pytest
 import torch
 
+from builders import Cut, contents, cut_at
 from cdeq import FitConfig, TrajectoryStore, distill, record
 from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import Recipe
@@ -15,22 +15,16 @@ from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.solvers import Anderson, solve_model
 from cdeq.trajectories.manifest import FingerprintMismatch, IncompleteStore
-from teachers import Tanh, batches, randomized
+from checks import same_tensors
+from teachers import Tanh, batches, randomized, small_transformer
 
 WORDS, WIDTH, BATCH, LENGTH, MEMORY, COUNT = 50, 16, 2, 5, 7, 6
 STEPS = 8
 FIT = FitConfig(updates=4, checkpoint_every=2, log_every=1, learning_rate=1e-2)
 
 
-class Cut(Exception):
-    """What ends a run before its time."""
-
-
-def build(**changes):
-    torch.manual_seed(0)
-    sizes = {"vocabulary": WORDS, "width": WIDTH, "heads": 2, "inner": 24, "memory": MEMORY}
-    model = DEQTransformer(**{**sizes, "keep": 0.5, "direct": True, **changes})
-    return model.eval().requires_grad_(False)
+def build(kind=DEQTransformer):
+    return small_transformer(kind).eval().requires_grad_(False)
 
 
 def segments(count=COUNT, seed=0):
@@ -42,26 +36,6 @@ def segments(count=COUNT, seed=0):
 def recorded(folder, model=None, data=None, **changes):
     options = {"mode": "endpoint", "max_steps": STEPS, "batches_per_shard": 2, "carried": True}
     return record(model or build(), data or segments(), folder, **{**options, **changes})
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def fatal_at(batch):
-    """A progress that ends the run after this many batches."""
-
-    def progress(done, total):
-        if done == batch:
-            raise Cut
-
-    return progress
-
-
-def equal(ours, theirs):
-    return len(ours) == len(theirs) and all(
-        torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)
-    )
 
 
 # Which models remember.
@@ -91,7 +65,7 @@ def test_a_batch_has_the_memory_that_the_one_before_it_leaves(tmp_path, mode, dt
         assert isinstance(batch.x, Segment)
         assert torch.equal(batch.x.tokens, tokens)
         assert torch.equal(batch.y, targets)
-        assert equal(batch.x.memory, memory)
+        assert same_tensors(batch.x.memory, memory)
         context = model.inject(batch.x)
         z = solve_model(
             model, context, Anderson(), tol=1e-4 if mode == "endpoint" else 0.0, max_steps=STEPS
@@ -117,7 +91,7 @@ def test_a_float64_model_keeps_its_precision(tmp_path):
     store = recorded(tmp_path, model, dtype=torch.float64)
     assert {part.dtype for part in store[2].x.memory} == {torch.float64}
     context = model.inject(store[1].x)
-    assert equal(store[2].x.memory, model.remember(store[1].endpoint, context))
+    assert same_tensors(store[2].x.memory, model.remember(store[1].endpoint, context))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +115,7 @@ def test_a_resumed_recording_is_the_same_byte_for_byte(tmp_path, own, dtype, mod
     for stop in stops:
         folder = tmp_path / f"cut{stop}"
         with pytest.raises(Cut):
-            recorded(folder, build().to(own), progress=fatal_at(stop), **options)
+            recorded(folder, build().to(own), progress=cut_at(stop), **options)
         with pytest.raises(IncompleteStore, match=f"{stop // 2} shards"):
             TrajectoryStore.open(folder)
         recorded(folder, build().to(own), **options)
@@ -153,7 +127,7 @@ def test_a_recording_cut_at_every_shard_is_the_same(tmp_path):
 
     for stop in (3, 5, 6):
         with pytest.raises(Cut):
-            recorded(tmp_path / "cut", progress=fatal_at(stop))
+            recorded(tmp_path / "cut", progress=cut_at(stop))
     recorded(tmp_path / "cut")
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
@@ -182,7 +156,7 @@ def test_check_compares_the_text_without_its_memory(tmp_path):
 
 def test_resuming_with_another_text_is_refused(tmp_path):
     with pytest.raises(Cut):
-        recorded(tmp_path, progress=fatal_at(3))
+        recorded(tmp_path, progress=cut_at(3))
     with pytest.raises(FingerprintMismatch, match="shard-00000"):
         recorded(tmp_path, data=segments(seed=1))
 
@@ -208,7 +182,7 @@ def test_parts_and_the_batch_before(tmp_path):
     assert torch.equal(before.endpoint, store[2].endpoint)
     half = store[3].part(1, 2)
     assert torch.equal(half.x.tokens, store[3].x.tokens[1:])
-    assert equal(half.x.memory, [part[1:] for part in store[3].x.memory])
+    assert same_tensors(half.x.memory, tuple(part[1:] for part in store[3].x.memory))
     assert torch.equal(half.before().x.tokens, store[2].x.tokens[1:])
     moved = store[3].to(torch.device("cpu"), torch.float64).before()
     assert moved.endpoint.dtype == torch.float64
@@ -221,14 +195,6 @@ def test_parts_and_the_batch_before(tmp_path):
 def stores(tmp_path_factory):
     root = tmp_path_factory.mktemp("stores")
     return {mode: recorded(root / mode, mode=mode) for mode in ("endpoint", "full")}
-
-
-@pytest.fixture
-def unplanned(monkeypatch):
-    """Without the plan for certified solving, which takes longer than the training."""
-    monkeypatch.setattr(
-        sys.modules["cdeq.consistency.distillation"], "plan_handover", lambda student, inputs: {}
-    )
 
 
 class Inputs(DEQTransformer):
@@ -259,7 +225,7 @@ def drawn_steps(objective, batch, update):
             student.teacher.remember(list(student.rollout(prepared, k))[-1], prepared.base)
             for k in range(objective.recipe.depth + 1)
         ]
-    same = [k for k, memory in enumerate(left) if equal(memory, found)]
+    same = [k for k, memory in enumerate(left) if same_tensors(memory, found)]
     assert len(same) == 1
     return same[0]
 
@@ -272,7 +238,7 @@ def test_own_memory_is_what_the_student_leaves_of_the_segment_before(stores, rec
     x = objective._input(batch, 0)
     assert isinstance(x, Segment)
     assert torch.equal(x.tokens, batch.x.tokens)
-    assert not equal(x.memory, batch.x.memory)
+    assert not same_tensors(x.memory, batch.x.memory)
     assert not any(part.requires_grad for part in x.memory)
     assert [part.shape for part in x.memory] == [part.shape for part in batch.x.memory]
     # Of the two tokens that the segment before remembered itself, the teacher's states remain.
@@ -298,7 +264,7 @@ def test_the_first_batch_keeps_its_own_memory(stores):
     store = stores["endpoint"]
     objective = objective_of(store, memory="own")
     x = objective._input(store[0], 5)
-    assert equal((x.tokens, *x.memory), (store[0].x.tokens, *store[0].x.memory))
+    assert same_tensors(x, store[0].x)
 
 
 def test_the_teachers_memory_is_the_recorded_one(stores):
@@ -313,18 +279,15 @@ def test_the_teachers_memory_is_the_recorded_one(stores):
 def test_the_loss_is_taken_with_that_memory(stores, recipe, mode, memory):
     """The student is given the segment with the memory of the recipe, and no other."""
     store = stores[mode]
-    sizes = {"vocabulary": WORDS, "width": WIDTH, "heads": 2, "inner": 24, "memory": MEMORY}
-    teacher = Inputs(**sizes, keep=0.5, direct=True)
-    teacher.load_state_dict(build().state_dict())
     changes = {"memory": memory} if memory == "own" else {}
-    objective = objective_of(store, recipe, teacher=teacher.eval(), **changes)
+    objective = objective_of(store, recipe, teacher=build(Inputs), **changes)
     batch = store[2]
     expected = objective._input(batch, 3)
     Inputs.seen.clear()
     loss, _ = objective(batch, 3)
     read = [x for x in Inputs.seen if torch.equal(x.tokens, batch.x.tokens)]
     assert read
-    assert all(equal(x.memory, expected.memory) for x in read)
+    assert all(same_tensors(x.memory, expected.memory) for x in read)
     others = [x for x in Inputs.seen if not torch.equal(x.tokens, batch.x.tokens)]
     assert bool(others) == (memory == "own")
     assert all(torch.equal(x.tokens, store[1].x.tokens) for x in others)
@@ -344,7 +307,7 @@ def test_no_gradient_passes_through_own_memory(stores):
             objective._input = lambda batch, update, x=x: x
         objective(batch, 1)[0].backward()
         grads.append([p.grad for p in objective.student.deltas.parameters()])
-    assert equal(*grads)
+    assert same_tensors(*grads)
 
 
 def test_own_memory_of_a_model_without_memory_is_refused(tmp_path):
@@ -353,13 +316,18 @@ def test_own_memory_of_a_model_without_memory_is_refused(tmp_path):
     # Also where a store has one batch only, before which there is none.
     for count in (1, 3):
         with pytest.raises(TypeError, match="Tanh has no memory: write remember"):
-            distill(Tanh(), batches(count), recipe=recipe, updates=2)
+            distill(Tanh(), batches(count), recipe=recipe, fit=FitConfig(updates=2))
 
 
 def test_own_memory_of_inputs_without_memory_is_refused(tmp_path, stores):
     store = recorded(tmp_path, carried=False)
     with pytest.raises(ValueError, match=r"memory='own' needs .* record them with carried=True"):
-        distill(build(), store, recipe=Recipe.from_name("anchored", memory="own"), updates=2)
+        distill(
+            build(),
+            store,
+            recipe=Recipe.from_name("anchored", memory="own"),
+            fit=FitConfig(updates=2),
+        )
 
 
 @pytest.mark.parametrize("count", [-1, 0, 1])
@@ -391,11 +359,6 @@ def distilled(store, recipe, folder=None, config=FIT, seed=0):
     )
 
 
-def same_weights(one, other):
-    ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
-
-
 RECIPES = {
     "anchored, teacher": ("endpoint", Recipe.from_name("anchored", depth=3)),
     "anchored, own": ("endpoint", Recipe.from_name("anchored", memory="own", depth=3)),
@@ -405,7 +368,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_distilling_resumes_to_the_same_weights(stores, unplanned, monkeypatch, tmp_path, name):
+def test_distilling_resumes_to_the_same_weights(stores, no_plan, monkeypatch, tmp_path, name):
     mode, recipe = RECIPES[name]
     whole = distilled(stores[mode], recipe)
     assert any(bool(delta.any()) for delta in whole.deltas())
@@ -423,12 +386,13 @@ def test_distilling_resumes_to_the_same_weights(stores, unplanned, monkeypatch, 
             patch.setattr(DistillationObjective, "forward", fatal)
             with pytest.raises(Cut):
                 distilled(stores[mode], recipe, folder)
-        assert same_weights(distilled(stores[mode], recipe, folder), whole)
+        again = distilled(stores[mode], recipe, folder)
+        assert same_tensors(again.state_dict(), whole.state_dict())
 
 
-def test_the_memory_makes_a_difference(stores, unplanned):
+def test_the_memory_makes_a_difference(stores, no_plan):
     ends = [distilled(stores["endpoint"], RECIPES[f"anchored, {m}"][1]) for m in ("teacher", "own")]
-    assert not same_weights(*ends)
+    assert not same_tensors(*(student.state_dict() for student in ends))
 
 
 def test_students_read_a_text_with_their_own_memory(stores):
@@ -446,7 +410,7 @@ def test_students_read_a_text_with_their_own_memory(stores):
     assert memory[0].shape == (BATCH, MEMORY, WIDTH)
 
 
-def test_a_saved_student_of_a_model_with_memory_comes_back(stores, unplanned, tmp_path):
+def test_a_saved_student_of_a_model_with_memory_comes_back(stores, no_plan, tmp_path):
     student = distilled(stores["endpoint"], RECIPES["anchored, own"][1])
     student.save(tmp_path)
     loaded = Student.load(tmp_path)
