@@ -283,10 +283,10 @@ def test_progress_and_max_batches(tmp_path):
     )
     assert len(store) == 3
     assert len(list(taken)) == 6
-    assert seen == [(1, None), (2, None), (3, None)]
+    assert seen == [(1, None, {}), (2, None, {}), (3, None, {})]
     seen.clear()
     record(Affine(), batches(2), tmp_path / "b", max_steps=2, progress=lambda *a: seen.append(a))
-    assert seen == [(1, 2), (2, 2)]
+    assert seen == [(1, 2, {}), (2, 2, {})]
 
 
 def test_bad_arguments_are_refused_before_anything_is_written(tmp_path):
