@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cdeq.data.graphs import Graph
-from cdeq.models.graph.dropout import checked_probability, drop
-from cdeq.models.graph.ignn import GraphContext
-from cdeq.models.graph.sparse import project_features, sparse_product
-from cdeq.models.graph.start import PropagatedStart
+from cdeq.models.arguments import arguments_of
+from cdeq.models.graph.base import GraphContext, ImplicitGraphNetwork
+from cdeq.models.graph.sparse import sparse_product
 
 DENSE_LIMIT = 5000
 """Nodes above which the eigenvectors of A, N x N numbers in N^3 time, are not computed."""
@@ -24,16 +23,14 @@ class ClosedForm(NamedTuple):
     products: int
 
 
-class EIGNN(nn.Module):
+class EIGNN(ImplicitGraphNetwork):
     """Z = gamma A Z g(F) + X W^T, g(F) = F^T F / (|F^T F|_F + 1e-12): Z = gamma g(F) Z S + X, transposed.
 
     Linear in Z, and well-posed whatever the weights: g(F) has its eigenvalues in [0, 1], a normalised
     adjacency in [-1, 1], and gamma < 1. `step` is one iteration of the first line; `closed_form` solves it
-    directly. `dropout` acts in training only, on the features, once an input, and on the state before the
-    head.
+    directly. `dropout` acts in training only, on the features, once for each input, and on the state before
+    the head.
     """
-
-    batched = False
 
     def __init__(
         self,
@@ -44,20 +41,11 @@ class EIGNN(nn.Module):
         gamma: float = 0.8,
         dropout: float = 0.0,
     ):
-        super().__init__()
+        super().__init__(features, width, classes, dropout, bias=False)
+        self.config = arguments_of(locals())
         if not 0 < gamma < 1:
             raise ValueError(f"gamma must be between 0 and 1, not {gamma}")
-        self.config: dict[str, Any] = {
-            "features": features,
-            "width": width,
-            "classes": classes,
-            "gamma": gamma,
-            "dropout": dropout,
-        }
         self.gamma = gamma
-        self.injection = nn.Linear(features, width, bias=False)
-        self.dropout = checked_probability(dropout)
-        self.head = nn.Linear(width, classes)
         self.factor = nn.Parameter(torch.randn(width, width) / width**0.5)
 
     def coupling(self) -> Tensor:
@@ -67,24 +55,11 @@ class EIGNN(nn.Module):
 
     def inject(self, x: Graph) -> GraphContext:
         adjacency, features = x
-        return GraphContext(
-            drop(project_features(self.injection, features), self.dropout, self.training), adjacency
-        )
-
-    def start(self, context: GraphContext) -> Tensor:
-        return torch.zeros_like(context.injection)
+        return GraphContext(self.project_features(features), adjacency)
 
     def step(self, z: Tensor, context: GraphContext) -> Tensor:
         propagated = sparse_product(context.adjacency, z)
         return torch.addmm(context.injection, propagated, self.coupling(), alpha=self.gamma)
-
-    def readout(self, z: Tensor, context: GraphContext) -> Tensor:
-        """Logits (N, classes)."""
-        return self.head(drop(z, self.dropout, self.training))
-
-    def start_network(self) -> nn.Module:
-        """A few hops of the injection, on few columns."""
-        return PropagatedStart(self.config["width"])
 
     @torch.no_grad()
     def closed_form(self, x: Graph, tol: float = 1e-6, max_iterations: int = 500) -> ClosedForm:

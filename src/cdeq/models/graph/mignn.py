@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq.data.graphs import Graph
-from cdeq.models.graph.dropout import checked_probability, drop
-from cdeq.models.graph.ignn import GraphContext
-from cdeq.models.graph.sparse import project_features, sparse_product
-from cdeq.models.graph.start import PropagatedStart
+from cdeq.models.arguments import arguments_of
+from cdeq.models.graph.base import GraphContext, ImplicitGraphNetwork
+from cdeq.models.graph.sparse import sparse_product
 
 NEGATIVE_SHARE = 0.2
 """Of the signs in D: without any the Cayley transform reaches no reflection."""
 
 
-class MIGNN(nn.Module):
+class MIGNN(ImplicitGraphNetwork):
     """Z = relu(A Z W^T + b), b = A (U Omega^T + bias), W = kappa sigmoid(mu) (I - C)(I + C)^-1 D.
 
     C = P - P^T is skew-symmetric and D a fixed diagonal of signs, so that W is an orthogonal matrix times
@@ -37,10 +34,10 @@ class MIGNN(nn.Module):
     A sweep takes one product with A, as one evaluation of the first line does, so a step counts as `sweeps`
     evaluations: `Solution.evaluations` times `model.sweeps`. The method's own solver is
     `cdeq.solvers.Anderson(window=5, mixing=0.5)`. `dropout` acts in training only, on the features before A
-    spreads them, once an input, and on the state before the head.
+    spreads them, once for each input, and on the state before the head.
     """
 
-    batched = False
+    signs: Tensor
 
     def __init__(
         self,
@@ -53,30 +50,18 @@ class MIGNN(nn.Module):
         sweeps: int = 1,
         dropout: float = 0.0,
     ):
-        super().__init__()
+        super().__init__(features, width, classes, dropout)
+        self.config = arguments_of(locals())
         if not 0 < kappa < 1:
             raise ValueError(f"kappa must be between 0 and 1, not {kappa}")
         if not 0 < alpha < math.inf:
             raise ValueError(f"alpha must be positive and finite, not {alpha}")
-        self.config: dict[str, Any] = {
-            "features": features,
-            "width": width,
-            "classes": classes,
-            "kappa": kappa,
-            "alpha": alpha,
-            "sweeps": _checked_sweeps(sweeps),
-            "dropout": dropout,
-        }
-        self.kappa, self.alpha, self.sweeps = kappa, alpha, sweeps
-        self.injection = nn.Linear(features, width)
-        self.dropout = checked_probability(dropout)
-        self.head = nn.Linear(width, classes)
+        self.kappa, self.alpha, self.sweeps = kappa, alpha, _checked_sweeps(sweeps)
         self.free = nn.Parameter(torch.empty(width, width).uniform_(-1, 1) / width**0.5)
         self.mu = nn.Parameter(torch.ones(1))
         signs = torch.ones(width)
         signs[torch.randperm(width)[: round(NEGATIVE_SHARE * width)]] = -1
         self.register_buffer("signs", signs)
-        self.signs: Tensor
 
     def with_sweeps(self, sweeps: int) -> MIGNN:
         """A copy with the same weights and equilibrium, whose step applies V by another number of sweeps."""
@@ -91,14 +76,6 @@ class MIGNN(nn.Module):
         # The two factors commute, so one solve is enough.
         rotation = torch.linalg.solve(identity + skew, identity - skew)
         return self.kappa * torch.sigmoid(self.mu) * rotation * self.signs
-
-    def inject(self, x: Graph) -> GraphContext:
-        adjacency, features = x
-        projected = drop(project_features(self.injection, features), self.dropout, self.training)
-        return GraphContext(sparse_product(adjacency, projected), adjacency)
-
-    def start(self, context: GraphContext) -> Tensor:
-        return torch.zeros_like(context.injection)
 
     def step(self, u: Tensor, context: GraphContext) -> Tensor:
         b, rate = context.injection, self.alpha / (1 + self.alpha)
@@ -116,11 +93,7 @@ class MIGNN(nn.Module):
 
     def readout(self, u: Tensor, context: GraphContext) -> Tensor:
         """Logits (N, classes) of z = relu(u)."""
-        return self.head(drop(F.relu(u), self.dropout, self.training))
-
-    def start_network(self) -> nn.Module:
-        """A few hops of the injection, on few columns."""
-        return PropagatedStart(self.config["width"])
+        return super().readout(F.relu(u), context)
 
 
 def _checked_sweeps(sweeps: int) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdeq.models.arguments import arguments_of
 from cdeq.models.graph.sparse import sparse_product
 
 
@@ -21,12 +22,7 @@ class PropagatedStart(nn.Module):
 
     def __init__(self, width: int, inner: int = 16, hops: int = 6, nonnegative: bool = False):
         super().__init__()
-        self.config: dict[str, Any] = {
-            "width": width,
-            "inner": inner,
-            "hops": hops,
-            "nonnegative": nonnegative,
-        }
+        self.config = arguments_of(locals())
         self.hops, self.nonnegative = hops, nonnegative
         self.compress = nn.Linear(width, inner)
         self.expand = nn.Linear(inner * (hops + 1), width)

@@ -22,6 +22,7 @@ from cdeq.equilibrium.states import (
     subtract,
     tensors_of,
 )
+from cdeq.models.arguments import arguments_of
 from cdeq.models.learned_solvers.mixing import (
     SMALLEST_RESIDUAL,
     LearnedSolver,
@@ -198,12 +199,7 @@ class ConvolutionalStart(nn.Module):
 
     def __init__(self, *, width_in: int, width: int, inner: int = 200, kernel: int = 3):
         super().__init__()
-        self.config: dict[str, Any] = {
-            "width_in": width_in,
-            "width": width,
-            "inner": inner,
-            "kernel": kernel,
-        }
+        self.config = arguments_of(locals())
         for name, size in self.config.items():
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, not {size}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.equilibrium.contract import Context
 from cdeq.equilibrium.states import State, residual_ratio, subtract
+from cdeq.models.arguments import arguments_of
 from cdeq.models.graph.sparse import sparse_product
 from cdeq.models.learned_solvers.mixing import SMALLEST_RESIDUAL, LearnedSolver, MixingNetwork
 
@@ -30,12 +29,7 @@ class IGNNSolver(LearnedSolver):
             GraphStart(width=width, inner=inner),
             GraphMixing(width=width, hidden=hidden, window=window),
         )
-        self.config: dict[str, Any] = {
-            "width": width,
-            "inner": inner,
-            "hidden": hidden,
-            "window": window,
-        }
+        self.config = arguments_of(locals())
 
 
 class GraphStart(nn.Module):

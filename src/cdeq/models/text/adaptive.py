@@ -6,11 +6,12 @@ Shapes: D width, V vocabulary, T tail clusters, N positions with a target in one
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cdeq.models.arguments import arguments_of
 
 
 class AdaptiveVocabulary(nn.Module):
@@ -28,6 +29,7 @@ class AdaptiveVocabulary(nn.Module):
     ):
         super().__init__()
         cutoffs = tuple(cutoffs)
+        self.config = arguments_of(locals())
         edges = (0, *cutoffs, vocabulary)
         if any(low >= high for low, high in pairwise(edges)):
             raise ValueError(
@@ -41,12 +43,6 @@ class AdaptiveVocabulary(nn.Module):
                 f"clusters of widths {widths}: a vector needs at least one number; "
                 "take a larger width, a smaller divisor or fewer cutoffs"
             )
-        self.config: dict[str, Any] = {
-            "vocabulary": vocabulary,
-            "width": width,
-            "cutoffs": cutoffs,
-            "divisor": divisor,
-        }
         self.vocabulary, self.width, self.edges = vocabulary, width, edges
         sizes = [high - low for low, high in pairwise(edges)]
         # Features of unit variance then give logits of unit variance, and words unit-variance inputs.

@@ -6,7 +6,7 @@ Shapes: B texts, L tokens, M tokens of memory (0 at the start of a text), K = M 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from cdeq.equilibrium.memory import Memory, Segment
+from cdeq.models.arguments import arguments_of
 from cdeq.models.text.adaptive import AdaptiveVocabulary
 from cdeq.models.text.relative import relative_attention, sinusoids
 from cdeq.models.text.windows import WindowStart
@@ -66,6 +67,8 @@ class DEQTransformer(nn.Module):
         direct: bool = False,
     ):
         super().__init__()
+        cutoffs = list(cutoffs)
+        self.config = arguments_of(locals())
         if min(heads, inner) < 1:
             raise ValueError(f"heads and inner must be at least 1, not {heads} and {inner}")
         if width % (2 * heads):
@@ -74,25 +77,10 @@ class DEQTransformer(nn.Module):
             raise ValueError(f"memory must not be negative, not {memory}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), not {dropout}")
-        self.config: dict[str, Any] = {
-            "vocabulary": vocabulary,
-            "width": width,
-            "heads": heads,
-            "inner": inner,
-            "memory": memory,
-            "cutoffs": list(cutoffs),
-            "divisor": divisor,
-            "dropout": dropout,
-            "keep": keep,
-            "direct": direct,
-        }
         self.width, self.heads, self.inner = width, heads, inner
         self.memory, self.dropout, self.keep, self.direct = memory, dropout, keep, direct
         self.words = AdaptiveVocabulary(
-            vocabulary=vocabulary,
-            width=width,
-            cutoffs=tuple(self.config["cutoffs"]),
-            divisor=divisor,
+            vocabulary=vocabulary, width=width, cutoffs=tuple(cutoffs), divisor=divisor
         )
         self.injection = nn.Linear(width, (4 if direct else 3) * width)
         self.qkv = weight_norm(nn.Linear(width, 3 * width, bias=False))

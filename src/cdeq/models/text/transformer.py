@@ -5,12 +5,11 @@ Shapes: B texts, L tokens, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdeq.models.arguments import arguments_of
 from cdeq.models.text.windows import WindowStart
 
 
@@ -40,18 +39,9 @@ class TransformerDEQ(nn.Module):
         tied: bool = False,
     ):
         super().__init__()
+        self.config = arguments_of(locals())
         if width % (2 * heads):
             raise ValueError(f"width must be a multiple of 2 * heads = {2 * heads}, not {width}")
-        self.config: dict[str, Any] = {
-            "vocabulary": vocabulary,
-            "width": width,
-            "heads": heads,
-            "inner": inner,
-            "length": length,
-            "keep": keep,
-            "gain": gain,
-            "tied": tied,
-        }
         self.width, self.heads, self.keep = width, heads, keep
         self.embedding = nn.Embedding(vocabulary, width)
         self.injection = nn.Linear(width, 4 * width)

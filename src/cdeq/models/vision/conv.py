@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cdeq.models.arguments import arguments_of
 
 
 class ConvDEQ(nn.Module):
@@ -36,18 +36,7 @@ class ConvDEQ(nn.Module):
     ):
         super().__init__()
         inner = channels if inner is None else inner
-        self.config: dict[str, Any] = {
-            "in_channels": in_channels,
-            "channels": channels,
-            "classes": classes,
-            "image_size": image_size,
-            "inner": inner,
-            "kernel": kernel,
-            "groups": groups,
-            "gain": gain,
-            "keep": keep,
-            "pool": pool,
-        }
+        self.config = arguments_of(locals())
         self.keep, self.pool = keep, pool
         padding = kernel // 2
         self.injection = nn.Conv2d(in_channels, channels, kernel, padding=padding)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from cdeq.models.arguments import arguments_of
 from cdeq.models.vision.pyramid_start import PyramidStart
 
 States = tuple[Tensor, ...]
@@ -54,6 +55,7 @@ class MDEQ(nn.Module):
     ):
         super().__init__()
         channels, strides, head = list(channels), list(strides), list(head)
+        self.config = arguments_of(locals())
         sizes = {"classes": [classes], "in_channels": [in_channels], "channels": channels}
         sizes |= {"expand": [expand], "groups": [groups], "fuse_groups": [fuse_groups]}
         sizes |= {"stem": [stem], "head": head, "final": [final]}
@@ -62,20 +64,6 @@ class MDEQ(nn.Module):
             raise ValueError(f"keep must be a finite number, not {keep}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), not {dropout}")
-        self.config: dict[str, Any] = {
-            "classes": classes,
-            "in_channels": in_channels,
-            "channels": channels,
-            "expand": expand,
-            "groups": groups,
-            "fuse_groups": fuse_groups,
-            "stem": stem,
-            "strides": strides,
-            "head": head,
-            "final": final,
-            "keep": keep,
-            "dropout": dropout,
-        }
         self.keep, self.dropout = keep, dropout
         self.shrinks = (2 ** (len(channels) - 1)) * strides[0] * strides[1]
         self.stem = nn.Sequential(

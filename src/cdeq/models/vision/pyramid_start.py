@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cdeq.models.arguments import arguments_of
 
 
 class PyramidStart(nn.Module):
@@ -19,9 +20,9 @@ class PyramidStart(nn.Module):
     def __init__(self, *, channels: Iterable[int], kernel: int = 5):
         super().__init__()
         channels = list(channels)
+        self.config = arguments_of(locals())
         if kernel < 1 or kernel % 2 == 0:
             raise ValueError(f"kernel must be odd, so that it has a middle, not {kernel}")
-        self.config: dict[str, Any] = {"channels": channels, "kernel": kernel}
         self.depthwise, self.mix = nn.ModuleList(), nn.ModuleList()
         out: list[nn.ModuleList] = []
         for i, width in enumerate(channels):
