@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
+from cdeq.models.arguments import arguments_of
 from cdeq_experiments.rivals.image_layers import (
     SMALL_IMAGE,
     check_images,
@@ -41,24 +40,10 @@ class AlexNet(nn.Module):
         batch_norm: bool = False,
     ):
         super().__init__()
-        check_sizes(
-            classes=classes,
-            in_channels=in_channels,
-            image_size=image_size,
-            width=width,
-            hidden=hidden,
-        )
+        self.config = arguments_of(locals())
+        check_sizes(self.config, "classes", "in_channels", "image_size", "width", "hidden")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
-        self.config: dict[str, Any] = {
-            "classes": classes,
-            "in_channels": in_channels,
-            "image_size": image_size,
-            "width": width,
-            "hidden": hidden,
-            "dropout": dropout,
-            "batch_norm": batch_norm,
-        }
         small = image_size <= SMALL_IMAGE
         stride = stem_stride(image_size, published=4)
         kernel = 5 if small else 11

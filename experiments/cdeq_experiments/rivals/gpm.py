@@ -1,18 +1,18 @@
 """The neural graph pattern machine (Wang et al. 2025), a rival that passes no messages.
 
-Shapes: N nodes, B of them at a time, P patterns a node, L steps a pattern, D width, C classes.
+Shapes: N nodes, B of them at a time, P patterns of a node, L steps of a pattern, D width, C classes.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph
+from cdeq.models.arguments import arguments_of
 from cdeq.models.graph.dropout import checked_probability
 from cdeq.models.graph.sparse import project_features
 
@@ -51,6 +51,7 @@ class GPM(nn.Module):
         chunk: int = 2048,
     ):
         super().__init__()
+        self.config = arguments_of(locals())
         counts = {"layers": layers, "patterns": patterns, "length": length, "chunk": chunk}
         for name, count in counts.items():
             if count < 1:
@@ -58,19 +59,6 @@ class GPM(nn.Module):
         if width % heads:
             raise ValueError(f"width ({width}) must be a multiple of heads ({heads})")
         checked_probability(dropout)
-        self.config: dict[str, Any] = {
-            "features": features,
-            "classes": classes,
-            "width": width,
-            "layers": layers,
-            "dropout": dropout,
-            "patterns": patterns,
-            "length": length,
-            "heads": heads,
-            "anonymous_weight": anonymous_weight,
-            "seed": seed,
-            "chunk": chunk,
-        }
         self.patterns, self.length, self.chunk = patterns, length, chunk
         self.anonymous_weight, self.seed, self.dropout = anonymous_weight, seed, dropout
         self.project = nn.Linear(features, width)
@@ -123,7 +111,7 @@ def read_paths(gru: nn.GRU, symbols: Tensor, paths: Tensor) -> Tensor:
     """The GRU's last state (M, D) along paths (M, L + 1) of indices into its inputs, `symbols` (K, .).
 
     r, z = sigmoid(i + U h), n = tanh(i + r * U h), h <- (1 - z) n + z h. The input's part i is computed
-    once a symbol, not once a visit, which halves the time that nn.GRU itself would take.
+    once for each symbol, not at each visit, which halves the time that nn.GRU itself would take.
     """
     width = gru.hidden_size
     of_input, of_state, input_bias, state_bias = gru.all_weights[0]

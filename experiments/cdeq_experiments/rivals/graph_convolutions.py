@@ -8,12 +8,14 @@ slows the rivals down. The adjacency of a `Graph` is normalised and has its self
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph
+from cdeq.models.arguments import arguments_of
 from cdeq.models.graph.dropout import checked_probability, drop, drop_features
 from cdeq.models.graph.sparse import project_features, sparse_product
 from cdeq_experiments.rivals.gpm import GPM
@@ -21,11 +23,36 @@ from cdeq_experiments.rivals.gpm import GPM
 UNLABELLED = -100  # the label that torch's cross entropy leaves out
 
 
-class GCN(nn.Module):
-    """H_l = relu(A H_{l-1} W_l + b_l), H_0 = X, no relu at the end (Kipf and Welling 2017).
+class _Convolutions(nn.Module):
+    """Convolutions with an activation and dropout between them, on projected features.
 
-    W_1 is `project`, outside its layer, so that features may be sparse: A (X W_1).
+    The first weight is `project`, outside its layer, so that features may be sparse: A (X W_1). The layer itself
+    has the identity in W_1's place, which makes the same function.
     """
+
+    activation: Callable[[Tensor], Tensor]
+
+    def __init__(self, features: int, width: int, dropout: float, convs: Iterable[nn.Module]):
+        super().__init__()
+        self.dropout = dropout
+        self.project = nn.Linear(features, width, bias=False)
+        nn.init.xavier_uniform_(self.project.weight)  # as a torch_geometric layer starts it
+        self.convs = nn.ModuleList(convs)
+        self.convs[0].lin = nn.Identity()
+
+    def forward(self, x: Graph) -> Tensor:
+        """Logits (N, C)."""
+        h = project_features(self.project, drop_features(x.features, self.dropout, self.training))
+        h = self.convs[0](h, x.adjacency)
+        for conv in self.convs[1:]:
+            h = conv(drop(self.activation(h), self.dropout, self.training), x.adjacency)
+        return h
+
+
+class GCN(_Convolutions):
+    """H_l = relu(A H_{l-1} W_l + b_l), H_0 = X, no relu at the end (Kipf and Welling 2017)."""
+
+    activation = staticmethod(F.relu)
 
     def __init__(
         self,
@@ -36,42 +63,30 @@ class GCN(nn.Module):
         layers: int = 2,
         dropout: float = 0.5,
     ):
-        super().__init__()
+        config = arguments_of(locals())
         _check(layers, dropout)
-        self.config: dict[str, Any] = {
-            "features": features,
-            "classes": classes,
-            "width": width,
-            "layers": layers,
-            "dropout": dropout,
-        }
-        self.dropout = dropout
         library = _torch_geometric()
         widths = [*[width] * (layers - 1), classes]
-        self.project = _projection(features, widths[0])
-        self.convs = nn.ModuleList(
-            _with_our_product(library.GCNConv(before, after, normalize=False))
-            for before, after in zip([widths[0], *widths], widths, strict=False)
+        super().__init__(
+            features,
+            widths[0],
+            dropout,
+            (
+                _with_our_product(library.GCNConv(before, after, normalize=False))
+                for before, after in zip([widths[0], *widths], widths, strict=False)
+            ),
         )
-        self.convs[0].lin = nn.Identity()
-
-    def forward(self, x: Graph) -> Tensor:
-        """Logits (N, C)."""
-        h = project_features(self.project, drop_features(x.features, self.dropout, self.training))
-        h = self.convs[0](h, x.adjacency)
-        for conv in self.convs[1:]:
-            h = conv(drop(F.relu(h), self.dropout, self.training), x.adjacency)
-        return h
+        self.config = config
 
 
-class GAT(nn.Module):
+class GAT(_Convolutions):
     """h_i = sum_j a_ij W x_j, a_ij = softmax_j(leaky(u.W x_i + v.W x_j)), j in i's row of A (Velickovic et al. 2018).
 
     As published: `heads` heads of `width` side by side with elu between layers, one head at the end,
     dropout on inputs and on a_ij. The values of the adjacency are not used, its self-loops are.
-    The first W is `project`, outside its layer, so that features may be sparse; the layer itself
-    then has the identity in W's place, which makes the same function.
     """
+
+    activation = staticmethod(F.elu)
 
     def __init__(
         self,
@@ -83,39 +98,22 @@ class GAT(nn.Module):
         dropout: float = 0.6,
         heads: int = 8,
     ):
-        super().__init__()
+        config = arguments_of(locals())
         _check(layers, dropout)
-        self.config: dict[str, Any] = {
-            "features": features,
-            "classes": classes,
-            "width": width,
-            "layers": layers,
-            "dropout": dropout,
-            "heads": heads,
-        }
-        self.dropout = dropout
         library = _torch_geometric()
         shapes = [*[(width, heads)] * (layers - 1), (classes, 1)]  # width of a head, heads
-        first = shapes[0][0] * shapes[0][1]
-        self.project = _projection(features, first)
-        self.convs = nn.ModuleList()
-        before = first
-        for after, count in shapes:
-            # The adjacency has self-loops; taking them out and in again would cost at each call.
-            conv = library.GATConv(
-                before, after, heads=count, dropout=dropout, add_self_loops=False
-            )
-            self.convs.append(conv)
-            before = after * count
-        self.convs[0].lin = nn.Identity()
-
-    def forward(self, x: Graph) -> Tensor:
-        """Logits (N, C)."""
-        h = project_features(self.project, drop_features(x.features, self.dropout, self.training))
-        h = self.convs[0](h, x.adjacency)
-        for conv in self.convs[1:]:
-            h = conv(drop(F.elu(h), self.dropout, self.training), x.adjacency)
-        return h
+        widths = [after * count for after, count in shapes]
+        super().__init__(
+            features,
+            widths[0],
+            dropout,
+            (
+                # The adjacency has self-loops; taking them out and in again would cost at each call.
+                library.GATConv(before, after, heads=count, dropout=dropout, add_self_loops=False)
+                for before, (after, count) in zip([widths[0], *widths], shapes, strict=False)
+            ),
+        )
+        self.config = config
 
 
 class GCNII(nn.Module):
@@ -136,16 +134,8 @@ class GCNII(nn.Module):
         theta: float = 0.5,
     ):
         super().__init__()
+        self.config = arguments_of(locals())
         _check(layers, dropout)
-        self.config: dict[str, Any] = {
-            "features": features,
-            "classes": classes,
-            "width": width,
-            "layers": layers,
-            "dropout": dropout,
-            "alpha": alpha,
-            "theta": theta,
-        }
         self.dropout = dropout
         library = _torch_geometric()
         self.lin_in = nn.Linear(features, width)
@@ -204,13 +194,6 @@ def _torch_geometric() -> Any:
             "GCN, GAT and GCNII need torch_geometric: pip install 'cdeq[graphs]'"
         ) from error
     return layers
-
-
-def _projection(features: int, width: int) -> nn.Linear:
-    """The weight that a torch_geometric layer would hold itself, started as it starts it."""
-    layer = nn.Linear(features, width, bias=False)
-    nn.init.xavier_uniform_(layer.weight)
-    return layer
 
 
 def _with_our_product(conv: Any) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdeq.models.arguments import arguments_of
 from cdeq_experiments.rivals.image_layers import (
     check_images,
     check_sizes,
@@ -47,36 +47,15 @@ class HRNet(nn.Module):
         features: int = 2048,
     ):
         super().__init__()
-        check_sizes(
-            classes=classes,
-            in_channels=in_channels,
-            image_size=image_size,
-            width=width,
-            stages=stages,
-            blocks=blocks,
-            stem=stem,
-            head=head,
-            features=features,
-        )
         modules = tuple(modules)
+        self.config = arguments_of(locals())
+        check_sizes(self.config, *(name for name in self.config if name != "modules"))
         if not 2 <= stages <= len(modules):
             raise ValueError(
                 f"stages must be from 2, which exchange, to the {len(modules)} of modules, not {stages}"
             )
         if any(repeats < 1 for repeats in modules[:stages]):
             raise ValueError(f"each stage needs at least one module, not {modules[:stages]}")
-        self.config: dict[str, Any] = {
-            "classes": classes,
-            "in_channels": in_channels,
-            "image_size": image_size,
-            "width": width,
-            "stages": stages,
-            "modules": modules,
-            "blocks": blocks,
-            "stem": stem,
-            "head": head,
-            "features": features,
-        }
         widths = [width << branch for branch in range(stages)]
         self.stem = nn.Sequential(
             conv_norm(in_channels, stem, 3, stride=stem_stride(image_size, 2)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 # Up to here the published stems, made for 224 pixels, would leave too few positions.
@@ -47,14 +49,15 @@ def he_weights(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def check_sizes(*, image_size: int, **sizes: int) -> None:
+def check_sizes(config: dict[str, Any], *names: str) -> None:
     """Refuses, by name, sizes that are no positive whole number, and images of too few pixels."""
-    for name, size in {"image_size": image_size, **sizes}.items():
+    for name in names:
+        size = config[name]
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, not {size!r}")
-    if image_size < SMALLEST_IMAGE:
+    if config["image_size"] < SMALLEST_IMAGE:
         raise ValueError(
-            f"image_size must be at least {SMALLEST_IMAGE}, not {image_size}: the maps are halved "
+            f"image_size must be at least {SMALLEST_IMAGE}, not {config['image_size']}: the maps are halved "
             "three times; enlarge the images first"
         )
 

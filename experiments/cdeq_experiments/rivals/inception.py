@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from cdeq.models.arguments import arguments_of
 from cdeq_experiments.rivals.image_layers import (
     SMALL_IMAGE,
     check_images,
@@ -78,25 +79,19 @@ class InceptionV2(nn.Module):
         blocks: Sequence[int] = PUBLISHED_BLOCKS,
     ):
         super().__init__()
-        check_sizes(classes=classes, in_channels=in_channels, image_size=image_size)
+        blocks = tuple(blocks)
+        self.config = arguments_of(locals())
+        check_sizes(self.config, "classes", "in_channels", "image_size")
         if not width > 0:
             raise ValueError(
                 f"width scales the published channels and must be above 0, not {width}"
             )
-        blocks = tuple(blocks)
         if len(blocks) != len(STAGES) or not all(
             1 <= kept <= published for kept, published in zip(blocks, PUBLISHED_BLOCKS, strict=True)
         ):
             raise ValueError(
                 f"blocks must be three numbers from 1 to at most {PUBLISHED_BLOCKS}, not {blocks}"
             )
-        self.config: dict[str, Any] = {
-            "classes": classes,
-            "in_channels": in_channels,
-            "image_size": image_size,
-            "width": width,
-            "blocks": blocks,
-        }
         self.stem = stem(in_channels, image_size, width)
         channels = scale(STEM[-1], width)
         stages: list[nn.Module] = []

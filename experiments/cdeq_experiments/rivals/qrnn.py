@@ -6,12 +6,12 @@ Shapes: B streams, L tokens, D width, C channels of one layer.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdeq.models.arguments import arguments_of
 from cdeq.models.text.adaptive import AdaptiveVocabulary
 
 
@@ -37,21 +37,13 @@ class QRNN(nn.Module):
         weight_dropout: float = 0.0,
     ):
         super().__init__()
+        cutoffs = tuple(cutoffs)
+        self.config = arguments_of(locals())
         if min(channels, layers) < 1:
             raise ValueError(f"channels and layers must be at least 1, not {channels} and {layers}")
         for name, value in (("dropout", dropout), ("weight_dropout", weight_dropout)):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
-        self.config: dict[str, Any] = {
-            "vocabulary": vocabulary,
-            "width": width,
-            "channels": channels,
-            "layers": layers,
-            "cutoffs": tuple(cutoffs),
-            "divisor": divisor,
-            "dropout": dropout,
-            "weight_dropout": weight_dropout,
-        }
         self.width, self.dropout, self.weight_dropout = width, dropout, weight_dropout
         self.words = AdaptiveVocabulary(
             vocabulary=vocabulary, width=width, cutoffs=cutoffs, divisor=divisor

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from cdeq.models.arguments import arguments_of
 from cdeq.models.text.adaptive import AdaptiveVocabulary
 from cdeq.models.text.windows import causal_windows
 
@@ -47,29 +48,21 @@ class _ConvolutionalModel(nn.Module):
         self,
         *,
         vocabulary: int,
-        width: int,
+        width: int = 128,
         channels: int,
         levels: int,
-        kernel: int,
-        cutoffs: tuple[int, ...],
-        divisor: int,
-        dropout: float,
+        kernel: int = 3,
+        cutoffs: tuple[int, ...] = (),
+        divisor: int = 4,
+        dropout: float = 0.0,
     ):
         super().__init__()
+        cutoffs = tuple(cutoffs)
+        self.config = arguments_of(locals())
         if min(channels, levels, kernel) < 1:
             raise ValueError(
                 f"channels, levels and kernel must be at least 1, not {channels}, {levels} and {kernel}"
             )
-        self.config: dict[str, Any] = {
-            "vocabulary": vocabulary,
-            "width": width,
-            "channels": channels,
-            "levels": levels,
-            "kernel": kernel,
-            "cutoffs": tuple(cutoffs),
-            "divisor": divisor,
-            "dropout": dropout,
-        }
         self.words = AdaptiveVocabulary(
             vocabulary=vocabulary, width=width, cutoffs=cutoffs, divisor=divisor
         )
@@ -96,31 +89,15 @@ class TCN(_ConvolutionalModel):
     `channels`; the last has `width`, so that the embedding is tied.
     """
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        width: int = 128,
-        channels: int = 128,
-        levels: int = 4,
-        kernel: int = 3,
-        cutoffs: tuple[int, ...] = (),
-        divisor: int = 4,
-        dropout: float = 0.0,
-    ):
-        super().__init__(
-            vocabulary=vocabulary,
-            width=width,
-            channels=channels,
-            levels=levels,
-            kernel=kernel,
-            cutoffs=cutoffs,
-            divisor=divisor,
-            dropout=dropout,
-        )
+    def __init__(self, *, channels: int = 128, levels: int = 4, **others: Any):
+        """`others` are those of the base class."""
+        super().__init__(channels=channels, levels=levels, **others)
+        width, kernel = self.config["width"], self.config["kernel"]
         sizes = [width, *[channels] * (levels - 1), width]
         self.blocks = nn.ModuleList(
-            _DilatedBlock(sizes[i], sizes[i + 1], kernel=kernel, dilation=2**i, dropout=dropout)
+            _DilatedBlock(
+                sizes[i], sizes[i + 1], kernel=kernel, dilation=2**i, dropout=self.dropout.p
+            )
             for i in range(levels)
         )
 
@@ -162,28 +139,10 @@ class GatedConvNet(_ConvolutionalModel):
     `width`, so that the embedding is tied.
     """
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        width: int = 128,
-        channels: int = 96,
-        levels: int = 3,
-        kernel: int = 3,
-        cutoffs: tuple[int, ...] = (),
-        divisor: int = 4,
-        dropout: float = 0.0,
-    ):
-        super().__init__(
-            vocabulary=vocabulary,
-            width=width,
-            channels=channels,
-            levels=levels,
-            kernel=kernel,
-            cutoffs=cutoffs,
-            divisor=divisor,
-            dropout=dropout,
-        )
+    def __init__(self, *, channels: int = 96, levels: int = 3, **others: Any):
+        """`others` are those of the base class."""
+        super().__init__(channels=channels, levels=levels, **others)
+        width, kernel = self.config["width"], self.config["kernel"]
         self.entry = CausalConv(width, 2 * channels, kernel=kernel)
         self.gated = nn.ModuleList(
             CausalConv(channels, 2 * channels, kernel=kernel) for _ in range(2 * levels)

@@ -5,12 +5,11 @@ Shapes: B streams, L tokens, M tokens of memory, K = M + L, D width, H heads.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdeq.models.arguments import arguments_of
 from cdeq.models.text.adaptive import AdaptiveVocabulary
 from cdeq.models.text.relative import relative_attention, sinusoids
 
@@ -36,6 +35,8 @@ class TransformerXL(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
+        cutoffs = tuple(cutoffs)
+        self.config = arguments_of(locals())
         if min(heads, inner, layers) < 1 or memory < 0:
             raise ValueError(
                 "heads, inner and layers must be at least 1 and memory at least 0, "
@@ -43,17 +44,6 @@ class TransformerXL(nn.Module):
             )
         if width % heads or width % 2:
             raise ValueError(f"width must be even and a multiple of heads = {heads}, not {width}")
-        self.config: dict[str, Any] = {
-            "vocabulary": vocabulary,
-            "width": width,
-            "heads": heads,
-            "inner": inner,
-            "layers": layers,
-            "memory": memory,
-            "cutoffs": tuple(cutoffs),
-            "divisor": divisor,
-            "dropout": dropout,
-        }
         self.width, self.memory = width, memory
         self.words = AdaptiveVocabulary(
             vocabulary=vocabulary, width=width, cutoffs=cutoffs, divisor=divisor
