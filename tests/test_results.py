@@ -9,55 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders import results, row, teacher_result
 from cdeq.evaluation import (
     Results,
     ResultsError,
-    Row,
-    TeacherResult,
     current_command,
     current_commit,
     current_hardware,
+    metric_of,
     write_measurements,
 )
-from cdeq.evaluation import metric_of
 
 TINY = Path(__file__).parents[1] / "results" / "tiny"
 
-TEACHER = TeacherResult(
-    dataset="digits",
-    name="conv DEQ",
-    parameters=1000,
-    metric_name="accuracy",
-    metric=0.963,
-    higher_is_better=True,
-    steps=24,
-    residual=1e-4,
-    train_seconds=12.5,
-)
-ROW = Row(
-    dataset="digits",
-    seed=0,
-    method="anchored",
-    steps=2,
-    metric=0.961,
-    distance=0.2,
-    residual=0.1,
-    seconds=0.004,
-    f_equivalents=2.2,
-    parameters=1500,
-)
-EXPLICIT = dataclasses.replace(
-    ROW, method="gcn", steps=None, distance=None, residual=None, f_equivalents=None
-)
-RESULTS = Results(
-    experiment="demo",
-    scale="tiny",
-    commit="abc",
-    command="cdeq demo",
-    hardware={"cpu": "a processor", "load_average": [0.1, 0.2, 0.3]},
-    teachers=(TEACHER,),
-    rows=(ROW, EXPLICIT),
-)
+TEACHER = teacher_result("digits", name="conv DEQ", metric=0.963, steps=24, train_seconds=12.5)
+ROW = row("anchored", 2, 0.961, dataset="digits", distance=0.2, residual=0.1, f_equivalents=2.2)
+EXPLICIT = row("gcn", None, dataset="digits")
+RESULTS = results(ROW, EXPLICIT, teachers=[TEACHER])
 
 
 def test_round_trip(tmp_path):
@@ -69,8 +37,8 @@ def test_round_trip(tmp_path):
 def test_older_files_lack_the_seconds_of_training(tmp_path):
     path = RESULTS.to_json(tmp_path / "r.json")
     data = json.loads(path.read_text())
-    for row in data["rows"]:
-        del row["train_seconds"]
+    for kept in data["rows"]:
+        del kept["train_seconds"]
     path.write_text(json.dumps(data))
     assert Results.from_json(path) == RESULTS
     del data["rows"][0]["parameters"]
@@ -82,7 +50,8 @@ def test_older_files_lack_the_seconds_of_training(tmp_path):
 def test_schema_is_frozen(tmp_path):
     data = json.loads(RESULTS.to_json(tmp_path / "r.json").read_text())
     assert list(data) == [
-        "experiment", "scale", "commit", "command", "hardware", "teachers", "rows",
+        "experiment", "scale", "commit", "command", "hardware", "teachers", "rows", "findings",
+        "page",
     ]  # fmt: skip
     assert list(data["teachers"][0]) == [
         "dataset", "name", "parameters", "metric_name", "metric", "higher_is_better", "steps",
@@ -90,7 +59,7 @@ def test_schema_is_frozen(tmp_path):
     ]  # fmt: skip
     assert list(data["rows"][0]) == [
         "dataset", "seed", "method", "steps", "metric", "distance", "residual", "seconds",
-        "f_equivalents", "parameters", "train_seconds", "top5", "figures",
+        "f_equivalents", "parameters", "train_seconds", "top5", "figures", "published",
     ]  # fmt: skip
 
 
@@ -137,7 +106,7 @@ def test_results_are_written_by_the_one_atomic_writer(tmp_path, monkeypatch):
 def test_measurements_stand_beside_command_commit_and_hardware(tmp_path):
     path = write_measurements(tmp_path / "new" / "b.json", [{"ratio": 0.5}], tol=1e-4)
     data = json.loads(path.read_text())
-    assert list(data) == ["command", "commit", "hardware", "tol", "rows"]
+    assert list(data) == ["commit", "command", "hardware", "tol", "rows"]
     assert data["hardware"]["threads"] >= 1
     assert data["rows"] == [{"ratio": 0.5}]
 
@@ -161,6 +130,7 @@ def change(where, name, value):
         (change("teachers", "higher_is_better", 1), r"teachers\[0\]\.higher_is_better: .*bool"),
         (change("rows", "dataset", "cora"), r"rows\[0\]\.dataset: no teacher has dataset 'cora'"),
         (change(None, "rows", {}), r"rows: expected a list"),
+        (change(None, "findings", "one"), r"findings: expected a list"),
         (change(None, "rows", [3]), r"rows\[0\]: expected an object"),
         (change(None, "version", 2), r"top level: unknown field 'version'"),
         (change(None, "hardware", 3), r"hardware: expected"),
@@ -245,7 +215,7 @@ def test_hardware_fits_the_schema(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["images", "text", "graph"])
-def test_the_published_figures_show_what_we_claim(task):
+def test_the_committed_demos_show_what_the_readme_says(task):
     results = Results.from_json(TINY / f"demo-{task}.json")
     (teacher,) = results.teachers
     at = {(row.method, row.steps): row for row in results.rows}

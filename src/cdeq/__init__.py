@@ -5,6 +5,8 @@ logits = student(x, steps=2)
 result = student.solve(x, tol=1e-3)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from cdeq.consistency import (
     RECIPES,
     CertifiedSolution,
@@ -32,6 +34,9 @@ from cdeq.training import (
 )
 from cdeq.trajectories import StoreError, TrajectoryStore, record
 
+if TYPE_CHECKING:
+    from cdeq.evaluation import evaluate
+
 __version__ = "0.2.0"
 
 __all__ = [
@@ -58,6 +63,7 @@ __all__ = [
     "TrajectoryStore",
     "Unrolled",
     "distill",
+    "evaluate",
     "fit",
     "from_functions",
     "from_torchdeq",
@@ -70,3 +76,12 @@ __all__ = [
     "solve_with_gradient",
     "teach",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`cdeq.evaluate`, imported when it is asked for: it needs the models, which take a while to import."""
+    if name == "evaluate":
+        from cdeq.evaluation import evaluate
+
+        return evaluate
+    raise AttributeError(f"module 'cdeq' has no attribute {name!r}")

@@ -1,8 +1,11 @@
 """Text from a language model with memory, word by word: by solving for its equilibrium, or by its student.
 
 A new word costs evaluations of one token: what it needs of the words before it is the memory of their states.
-Because the model is causal, this is the text that reading everything anew for each word would give, as long as the
+Because the model is causal, this is the text that reading everything again for each word would give, as long as the
 memory holds it. Shapes: T tokens, V words.
+
+    student, _, vocabulary = load_text_student(folder)
+    print(generate_text(student, vocabulary, "the old man", tokens=60, steps=2))
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ from cdeq.data.text import END, UNKNOWN, Vocabulary, words_of
 from cdeq.equilibrium.contract import Context, EquilibriumModel
 from cdeq.equilibrium.memory import Remembering, Segment
 from cdeq.equilibrium.states import State
-from cdeq.solvers import Anderson, Solver, solve_model
-from cdeq_experiments.options import ExperimentError
+from cdeq.solvers import Solver, solve_model
 
 VOCABULARY = "vocabulary.json"
-ANDERSON = Anderson()
+
+
+class GenerationError(ValueError):
+    """A model or a folder that no text can be drawn from; the message says why."""
 
 
 @runtime_checkable
@@ -41,8 +46,8 @@ class LanguageModel(EquilibriumModel, Remembering, Protocol):
     """Has `log_probabilities(features)`, (..., V), and `vocabulary`, V."""
 
 
-class Advanced(NamedTuple):
-    """A segment read: its state, its context, the evaluations of the map, and whether the solver converged."""
+class Reading(NamedTuple):
+    """A segment that was read: its state and context, the evaluations it took, and whether the solver converged."""
 
     state: State
     context: Context
@@ -50,11 +55,11 @@ class Advanced(NamedTuple):
     converged: bool = True
 
 
-Advance = Callable[[Segment], Advanced]
+Reader = Callable[[Segment], Reading]
 """How a method reads a segment."""
 
 
-class Generated(NamedTuple):
+class DrawnToken(NamedTuple):
     """A drawn token, its log-probability under the model, and what reading the token before it and drawing took."""
 
     token: int
@@ -67,35 +72,35 @@ class Generated(NamedTuple):
 # How a segment is read.
 
 
-def teacher_advance(
-    model: LanguageModel, *, solver: Solver = ANDERSON, tol: float = 1e-3, max_steps: int = 50
-) -> Advance:
+def teacher_reader(
+    model: LanguageModel, *, solver: Solver | None = None, tol: float = 1e-3, max_steps: int = 50
+) -> Reader:
     """Reading by solving for the equilibrium, to a tolerance."""
-    plain = fold_weights(model)
+    folded = fold_weights(model)
 
     @torch.no_grad()
-    def advance(x: Segment) -> Advanced:
-        context = plain.inject(x)
-        found = solve_model(plain, context, solver, tol=tol, max_steps=max_steps)
-        return Advanced(found.state, context, found.evaluations, bool(found.converged.all()))
+    def read(x: Segment) -> Reading:
+        context = folded.inject(x)
+        found = solve_model(folded, context, solver, tol=tol, max_steps=max_steps)
+        return Reading(found.state, context, found.evaluations, bool(found.converged.all()))
 
-    return advance
+    return read
 
 
-def student_advance(student: Student, steps: int) -> Advance:
+def student_reader(student: Student, steps: int) -> Reader:
     """Reading by `steps` steps of a student, whose weights are made once, not for each token."""
     baked = student.baked(steps)
 
-    def advance(x: Segment) -> Advanced:
-        return Advanced(*baked.state(x), steps)
+    def read(x: Segment) -> Reading:
+        return Reading(*baked.state(x), steps)
 
-    return advance
+    return read
 
 
 # Words.
 
 
-def draw(
+def draw_token(
     log_probabilities: Tensor,
     *,
     temperature: float,
@@ -111,7 +116,7 @@ def draw(
     scores[list(excluded)] = -math.inf
     best, places = scores.topk(min(top, len(scores)))
     if bool(best[0].isnan()):  # what is not a number is sorted first
-        raise ExperimentError("the model's probabilities are not numbers: it cannot be drawn from")
+        raise GenerationError("the model's probabilities are not numbers: it cannot be drawn from")
     if temperature:
         noise = torch.empty(len(scores)).exponential_(generator=generator).to(best)[places].log()
         # Relative to the likeliest: a tiny temperature then leaves that one, and no infinity.
@@ -121,7 +126,7 @@ def draw(
 
 @torch.no_grad()
 def generate(
-    advance: Advance,
+    reader: Reader,
     model: LanguageModel,
     prompt: Tensor,
     *,
@@ -130,8 +135,8 @@ def generate(
     top: int = 40,
     excluded: Collection[int] = (),
     generator: torch.Generator,
-) -> Iterator[Generated]:
-    """Draw `tokens` tokens after a prompt (T,), T >= 1, one after another.
+) -> Iterator[DrawnToken]:
+    """Draw `tokens` tokens after a prompt (T,), T >= 1, one after another, from the teacher `model`.
 
     All of the prompt but its last token is read in segments as long as the memory. `temperature` 0 takes the
     likeliest token; only the `top` likeliest are drawn, and never one of those `excluded`.
@@ -144,21 +149,60 @@ def generate(
     memory = model.no_memory(1)
     for segment in prompt[:-1].split(max(model.memory, 1)):
         if len(segment):  # an empty tensor splits into itself
-            read = advance(Segment(segment[None], memory))
+            read = reader(Segment(segment[None], memory))
             memory = model.remember(read.state, read.context)
     token = prompt[-1:]
     for _ in range(tokens):
         began = time.perf_counter()
-        read = advance(Segment(token[None], memory))
+        read = reader(Segment(token[None], memory))
         features = model.readout(read.state, read.context)[0, -1]
         scores = model.words.log_probabilities(features)
-        drawn = draw(
+        drawn = draw_token(
             scores, temperature=temperature, top=top, excluded=excluded, generator=generator
         )
         memory = model.remember(read.state, read.context)
         seconds = time.perf_counter() - began
-        yield Generated(drawn, float(scores[drawn]), read.evaluations, seconds, read.converged)
+        yield DrawnToken(drawn, float(scores[drawn]), read.evaluations, seconds, read.converged)
         token = prompt.new_tensor([drawn])
+
+
+def generate_text(
+    model: Student | LanguageModel,
+    vocabulary: Vocabulary,
+    prompt: str = "",
+    *,
+    tokens: int = 60,
+    steps: int = 2,
+    temperature: float = 1.0,
+    top: int = 40,
+    seed: int = 0,
+) -> str:
+    """`tokens` words after a prompt: by a student with `steps` steps for each, or by a teacher at its equilibrium.
+
+    A word of the prompt that is not in the vocabulary is read as `<unk>`, which itself is never drawn.
+    """
+    teacher = require_language_model(model.teacher if isinstance(model, Student) else model)
+    reader = student_reader(model, steps) if isinstance(model, Student) else teacher_reader(teacher)
+    drawn = generate(
+        reader,
+        teacher,
+        prompt_tokens(vocabulary, prompt)[0],
+        tokens=tokens,
+        temperature=temperature,
+        top=top,
+        excluded=excluded_tokens(vocabulary),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return vocabulary.decode([one.token for one in drawn])
+
+
+def require_language_model(model: Any) -> LanguageModel:
+    """The model itself; refuses one that cannot write."""
+    if not isinstance(model, LanguageModel) or not hasattr(model.words, "log_probabilities"):
+        raise GenerationError(
+            f"a {type(model).__name__} cannot write: it has no memory or no words, as a DEQTransformer has"
+        )
+    return model
 
 
 def check_drawing(*, tokens: int, temperature: float, top: int) -> None:
@@ -179,41 +223,40 @@ def prompt_tokens(vocabulary: Vocabulary, text: str) -> tuple[Tensor, tuple[str,
     return (tokens[:-1] if len(tokens) > 1 else tokens), tuple(unknown)
 
 
-def never_drawn(vocabulary: Vocabulary) -> tuple[int, ...]:
+def excluded_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
     """The tokens that no text should show: `<unk>`."""
     return (vocabulary.ids[UNKNOWN],)
 
 
-def shown(word: str) -> str:
+def printable(word: str) -> str:
     """A word as a terminal may print it: `<eos>` is a line's end, and what is not printable is spelt out."""
     if word == END:
         return "\n"
     return word if word.isprintable() else word.encode("unicode_escape").decode()
 
 
-def load_text_student(folder: Path) -> tuple[Student, LanguageModel, Vocabulary]:
+def load_text_student(folder: str | Path) -> tuple[Student, LanguageModel, Vocabulary]:
     """A student of a language model, its teacher, and their words, as `cdeq reproduce table1` keeps them."""
+    folder = Path(folder)
     if not folder.is_dir():
-        raise ExperimentError(f"there is no folder {folder}")
+        raise GenerationError(f"there is no folder {folder}")
     student = Student.load(folder)
-    teacher: Any = student.teacher
-    if not isinstance(teacher, LanguageModel) or not hasattr(teacher.words, "log_probabilities"):
-        raise ExperimentError(
-            f"the teacher in {folder}, a {type(teacher).__name__}, cannot write: "
-            "it has no memory or no words, as a DEQTransformer has"
-        )
+    try:
+        teacher = require_language_model(student.teacher)
+    except GenerationError as error:
+        raise GenerationError(f"{folder}: {error}") from None
     path = folder / VOCABULARY
     if not path.exists():
-        raise ExperimentError(
+        raise GenerationError(
             f"{folder} has no {VOCABULARY}: save the words that the student was trained on there, "
             "with Vocabulary.to_json"
         )
     try:
         vocabulary = Vocabulary.from_json(path)
     except ValueError as error:
-        raise ExperimentError(str(error)) from error
+        raise GenerationError(str(error)) from error
     if len(vocabulary) != teacher.words.vocabulary:
-        raise ExperimentError(
+        raise GenerationError(
             f"{path} has {len(vocabulary)} words, the model {teacher.words.vocabulary}: "
             "it belongs to another model"
         )
@@ -224,8 +267,8 @@ def load_text_student(folder: Path) -> tuple[Student, LanguageModel, Vocabulary]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing:
-    """The tokens that a method drew, and what a token took it; `steps` is None for the teacher."""
+class GeneratedText:
+    """The tokens that a method drew, and what each took; `steps` is None for the teacher."""
 
     steps: int | None
     tokens: tuple[int, ...]
@@ -236,25 +279,25 @@ class Writing:
     """Tokens at which the solver ran out of its budget."""
 
     @classmethod
-    def of(cls, steps: int | None, generated: Sequence[Generated]) -> Writing:
+    def of(cls, steps: int | None, drawn: Sequence[DrawnToken]) -> GeneratedText:
         return cls(
             steps=steps,
-            tokens=tuple(one.token for one in generated),
-            seconds_per_token=median(one.seconds for one in generated),
-            evaluations_per_token=fmean(one.evaluations for one in generated),
-            unconverged=sum(not one.converged for one in generated),
+            tokens=tuple(one.token for one in drawn),
+            seconds_per_token=median(one.seconds for one in drawn),
+            evaluations_per_token=fmean(one.evaluations for one in drawn),
+            unconverged=sum(not one.converged for one in drawn),
         )
 
     @property
     def tokens_per_second(self) -> float:
         return 1 / self.seconds_per_token
 
-    def same_words(self, other: Writing) -> int:
+    def same_words(self, other: GeneratedText) -> int:
         """How many words both texts begin with."""
         pairs = list(zip(self.tokens, other.tokens, strict=False))
         return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
-    def row(self, teacher: Writing, vocabulary: Vocabulary) -> dict[str, Any]:
+    def row(self, teacher: GeneratedText, vocabulary: Vocabulary) -> dict[str, Any]:
         """The measurements, beside those of the teacher, by name."""
         return {
             "method": "teacher" if self.steps is None else "student",
@@ -274,14 +317,19 @@ def method_name(steps: int | None) -> str:
     return "teacher" if steps is None else f"student, {steps} step{'s' * (steps > 1)}"
 
 
-def writings_table(writings: Sequence[Writing]) -> Table:
+def speed_table(texts: Sequence[GeneratedText]) -> Table:
     """How fast each method wrote, the teacher first."""
     table = Table(title="Median over the tokens; evaluations are a mean", title_justify="left")
     table.add_column("method", no_wrap=True)
-    for name in ("evaluations a token", "tokens a second", "times faster", "same words at first"):
+    for name in (
+        "evaluations per token",
+        "tokens per second",
+        "times faster",
+        "same words at first",
+    ):
         table.add_column(name, justify="right")
-    teacher = writings[0]
-    for one in writings:
+    teacher = texts[0]
+    for one in texts:
         table.add_row(
             method_name(one.steps),
             f"{one.evaluations_per_token:.1f}",

@@ -11,6 +11,7 @@ from cdeq.consistency.copying import frozen_copy
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
 from cdeq.equilibrium.states import State
+from cdeq.equilibrium.trees import map_tensors
 from cdeq.evaluation.environment import provenance
 from cdeq.evaluation.methods import (
     SOLVERS,
@@ -52,7 +53,7 @@ def evaluate(
 
     `model`: an equilibrium model, for its solvers alone; a student of one; or several students of the same one, by
         name.
-    `batches`: test inputs `x` or `(x, y)`, as for `distill`, where the model is; all are kept in memory.
+    `batches`: test inputs `x` or `(x, y)`, as for `distill`; all are kept in memory, on the model's device.
     `metric`: scores outputs against `y`, as `cdeq.evaluation.accuracy()` does; without it there are only
         distances, residuals and seconds.
     `methods`: others to compare with, such as `learned_solver_method(model, solver)`.
@@ -66,7 +67,7 @@ def evaluate(
     teacher = next(iter(students.values())).teacher if students else check_contract(model)
     if not students and isinstance(model, nn.Module):
         teacher = check_contract(frozen_copy(model))  # in evaluation mode
-    data = [split_batch(batch) for batch in batches]
+    data = [_placed(batch, teacher) for batch in batches]
     if not data:
         raise ValueError("there is nothing to evaluate on: `batches` is empty")
     if metric is not None and any(y is None for _, y in data):
@@ -110,6 +111,15 @@ def _named_students(
     if len({teacher_fingerprint(student.teacher)["sha256"] for student in students.values()}) > 1:
         raise ValueError("these students have different teachers: evaluate those of one at a time")
     return students
+
+
+def _placed(batch: Any, model: Any) -> Batch:
+    """The input and labels of a batch, where the model's weights are."""
+    x, y = split_batch(batch)
+    weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    if weight is None:
+        return x, y
+    return map_tensors(lambda t: t.to(weight.device), (x, y))  # type: ignore[no-any-return]
 
 
 def compare(
