@@ -1,0 +1,5 @@
+"""Results as pages: numbers in a frame, what the paper reports beside them, sentences, tables, plots, templates."""
+
+from cdeq_experiments.pages.render import show, write_pages, write_report
+
+__all__ = ["show", "write_pages", "write_report"]

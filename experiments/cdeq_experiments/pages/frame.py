@@ -1,0 +1,130 @@
+"""Results as a pandas frame: the one place where numbers are put together over seeds and compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import pandas as pd
+
+from cdeq.evaluation import Results, Row, metric_of, small_text, style
+
+ONE_STEP = "picard"
+"""The method whose first step is the teacher at one evaluation: from the same start all solvers agree there."""
+NUMBERS = ["metric", "top5", "distance", "residual", "seconds", "f_equivalents", "train_seconds"]
+
+
+def frame(results: Results) -> pd.DataFrame:
+    """One row for each data set, method and number of evaluations (NaN for none), in the order measured.
+
+    Numbers are means over seeds, NaN if any seed has none: a seed that diverged is not averaged away. `spread` is the
+    standard deviation of the metric; `gap_closed` the share of the way from the teacher at one step to the converged
+    teacher; `best` and `nearest` mark the best metric and the smallest distance at that number of evaluations.
+    """
+    rows = pd.DataFrame([vars(row) for row in results.rows], columns=list(Row.__dataclass_fields__))
+    rows[["steps", *NUMBERS]] = rows[["steps", *NUMBERS]].astype(float)
+    groups = rows.groupby(["dataset", "method", "steps"], sort=False, dropna=False)
+    found = groups[NUMBERS].agg(lambda values: values.mean(skipna=False)).reset_index()
+    found["spread"] = groups["metric"].agg(lambda values: values.std(skipna=False)).to_numpy()
+    found["seeds"] = groups["seed"].nunique().to_numpy()
+    for name in ("parameters", "published"):
+        found[name] = groups[name].first().to_numpy()
+    found["figures"] = [_mean_figures(group) for _, group in groups["figures"]]
+    found["name"] = [
+        style(m, explicit=math.isnan(k)).name for m, k in found[["method", "steps"]].values
+    ]
+    found["explicit"] = [
+        math.isnan(k) and style(m, explicit=True).kind == "explicit"
+        for m, k in found[["method", "steps"]].values
+    ]
+    alike = results.page.get("same_equilibrium") or found["method"].unique()
+    for dataset in results.datasets:
+        own = found["dataset"] == dataset
+        found.loc[own, "gap_closed"] = _gap_closed(results, dataset, found[own])
+        metric = metric_of(results, dataset)
+        scores = found["metric"].where(own & (found["explicit"] | found["steps"].notna()))
+        found.loc[own, "best"] = best_of(found, scores, metric.text, metric.higher_is_better)
+        distances = found["distance"].where(own & found["method"].isin(alike))
+        found.loc[own, "nearest"] = best_of(found, distances, small_text, higher=False)
+    return found
+
+
+def _mean_figures(figures: Iterable[dict[str, float]]) -> dict[str, float]:
+    return pd.DataFrame(list(figures)).mean(skipna=False).to_dict()
+
+
+def best_of(
+    found: pd.DataFrame, values: pd.Series, text: Callable[[float], str], higher: bool
+) -> pd.Series:
+    """Which rows are best at their number of evaluations, as far as written digits tell; nobody is best alone."""
+    groups = values.groupby(found["steps"], dropna=False)
+    top = groups.transform("max" if higher else "min")
+    return values.notna() & (values.map(text) == top.map(text)) & (groups.transform("count") > 1)
+
+
+def _gap_closed(results: Results, dataset: str, own: pd.DataFrame) -> pd.Series:
+    """1 at the converged teacher, 0 at one step of it; a perplexity counts by its logarithm, the loss."""
+    teacher = results.teacher(dataset)
+    first = own.loc[(own["method"] == ONE_STEP) & (own["steps"] == 1), "metric"]
+    start = first.iloc[0] if len(first) else math.nan
+    end = math.nan if teacher.metric is None else teacher.metric
+    values = own["metric"].where(own["steps"].notna())
+    if teacher.metric_name == "perplexity":
+        values, start, end = values.map(math.log), math.log(start), math.log(end)
+    return (values - start) / (end - start if end != start else math.nan)
+
+
+def at(found: pd.DataFrame, dataset: str, method: str, steps: float | None = None) -> Any:
+    """One row of a frame; without `steps` the one that has no number of evaluations. KeyError if there is none."""
+    own = found[(found["dataset"] == dataset) & (found["method"] == method)]
+    own = own[own["steps"].isna() if steps is None else own["steps"] == steps]
+    if len(own) != 1:
+        raise KeyError(f"{len(own)} rows for {method!r} at {steps} evaluations on {dataset!r}")
+    return own.iloc[0]
+
+
+def figure(figures: dict[str, float], name: str) -> float:
+    """A further measurement of a row by its name without the unit; NaN if there is none."""
+    return next((v for key, v in figures.items() if key.partition(",")[0] == name), math.nan)
+
+
+def tolerances(own: pd.DataFrame) -> list[str]:
+    """Those to which a solver and the certified student were run, as their methods' names say."""
+    return [
+        method.removeprefix("solver to ")
+        for method in own["method"]
+        if method.startswith("solver to ")
+    ]
+
+
+# What the paper reports.
+
+
+@cache
+def published() -> dict[str, Any]:
+    """`beside`: the paper's data set for ours; `values`: by data set, experiment, method and evaluations."""
+    text = resources.files("cdeq_experiments.pages").joinpath("published.json").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def beside(dataset: str) -> str | None:
+    """The data set of the paper that stands beside one of ours, by name."""
+    return published()["beside"].get(dataset)
+
+
+def with_published(results: Results) -> Results:
+    """The same with what the paper reports at the same place in each row; shares as fractions, like ours."""
+
+    def values(row: Row) -> dict[str, float]:
+        found = published()["values"].get(beside(row.dataset), {}).get(results.experiment, {})
+        found = found.get(row.method, {}).get("-" if row.steps is None else str(row.steps), {})
+        shares = ("metric", "top5") if metric_of(results, row.dataset).percent else ()
+        return {name: round(v / 100, 6) if name in shares else v for name, v in found.items()}
+
+    return replace(results, rows=tuple(replace(row, published=values(row)) for row in results.rows))
