@@ -35,7 +35,7 @@ from cdeq.consistency.distillation import distill
 from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
-from cdeq.data.block_model import block_model
+from cdeq.data.block_graphs import block_model
 from cdeq.data.graphs import Graph, NodeTask
 from cdeq.data.sparse import csr_from_pointers
 from cdeq.data.subgraphs import cut_fraction, part_tasks, partition, sampled_task

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdeq.data import block_model
-from cdeq.data.block_model import block_edges
+from cdeq.data.block_graphs import block_edges
 from cdeq.data.sparse import row_indices
 
 

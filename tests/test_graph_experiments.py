@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cdeq import cli
-from cdeq.data.block_model import block_model
+from cdeq.data.block_graphs import block_model
 from cdeq.data.folders import MissingDataError
 from cdeq.data.graph_sets import GRAPH_SETS
 from cdeq.equilibrium.contract import from_functions

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cdeq import cli
-from cdeq.data.block_model import block_model
+from cdeq.data.block_graphs import block_model
 from cdeq.evaluation import SOLVERS
 from cdeq.evaluation import Results, Row, TeacherResult
 from cdeq_experiments import (

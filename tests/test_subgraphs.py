@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdeq.data.block_model import block_model
+from cdeq.data.block_graphs import block_model
 from cdeq.data.graphs import Graph, NodeTask, normalised_adjacency
 from cdeq.data.sparse import SparseMatrix, csr_from_entries
 from cdeq.data.subgraphs import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cdeq.data.block_model import block_model
+from cdeq.data.block_graphs import block_model
 from cdeq.data.embedded import digits_graph
 from cdeq.data.graph_sets import is_available, load_graph, require_files
 from cdeq.data.graphs import NodeTask

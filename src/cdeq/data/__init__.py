@@ -1,6 +1,6 @@
 """What is learned from: data sets and their layouts."""
 
-from cdeq.data.block_model import block_model
+from cdeq.data.block_graphs import block_model
 from cdeq.data.embedded import (
     Examples,
     Splits,

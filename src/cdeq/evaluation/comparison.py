@@ -119,7 +119,7 @@ def _placed(batch: Any, model: Any) -> Batch:
     weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     if weight is None:
         return x, y
-    return map_tensors(lambda t: t.to(weight.device), (x, y))  # type: ignore[no-any-return]
+    return map_tensors(lambda t: t.to(weight.device), (x, y))
 
 
 def compare(
