@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cdeq import Recipe, Student
 from cdeq.models.text.deq_transformer import DEQTransformer
 
 INPUTS, WIDTH, CLASSES = 5, 8, 3
@@ -177,7 +178,16 @@ def batches(count: int = 4, size: int = 6, labels: bool = True) -> list[tuple[Te
     return found
 
 
-def randomized(module: nn.Module, scale: float = 0.1, seed: int = 5) -> nn.Module:
+def untrained(
+    teacher: nn.Module, x: Any = None, recipe: str | Recipe = "anchored", **changes: Any
+) -> Student:
+    """A student as its training begins, always with the same random start network and history."""
+    recipe = Recipe.from_name(recipe, **changes) if isinstance(recipe, str) else recipe
+    torch.manual_seed(0)
+    return Student.for_example(teacher, recipe, inputs() if x is None else x)
+
+
+def randomized(module: Any, scale: float = 0.1, seed: int = 5) -> Any:
     """The module with noise on all weights that can be trained, as if it had been."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
