@@ -6,21 +6,19 @@ from itertools import pairwise
 import pytest
 import torch
 
+from cdeq.consistency import calibration
 from cdeq.consistency.calibration import STRENGTHS
 from cdeq.consistency.certify import certified_solve, plan_handover, planned_steps
-from cdeq.consistency.recipes import Recipe
-from cdeq.consistency.student import Student
 from cdeq.equilibrium.states import StateLayout, relative_distance, relative_residual
 from cdeq.solvers import Anderson, Picard, solve_model
-from teachers import Linear, Pair, Ring, Tanh, batches, inputs, randomized
+from checks import equilibrium
+from teachers import Linear, Pair, Ring, Tanh, batches, inputs, randomized, untrained
 
 KINDS = [Tanh, Pair, Ring]
 
 
 def make(kind=Tanh, name="anchored", noise=0.1, norm=0.9, dtype=torch.float32, **changes):
-    torch.manual_seed(0)
-    teacher = kind(norm=norm).to(dtype)
-    student = Student.for_example(teacher, Recipe.from_name(name, **changes), inputs(dtype=dtype))
+    student = untrained(kind(norm=norm).to(dtype), inputs(dtype=dtype), name, **changes)
     return randomized(student, noise).requires_grad_(False)
 
 
@@ -45,7 +43,7 @@ def test_the_certificate_is_true(kind, name, tol, max_steps):
     assert (result.steps <= max_steps).all()
     assert result.evaluations <= max_steps
     assert result.evaluations == int(result.steps.max())
-    finished = torch.tensor([who != None for who in result.finished_by])
+    finished = torch.tensor([who is not None for who in result.finished_by])
     assert torch.equal(finished, result.converged)
     context = student.teacher.inject(x)
     expected = student.teacher.readout(result.state, context)
@@ -82,7 +80,7 @@ def test_the_solver_finishes_what_the_student_leaves():
     result = certified_solve(student, x, tol=1e-5, student_steps=1)
     assert result.finished_by == ["solver"] * 6
     assert result.converged.all()
-    star = solve_model(student.teacher, student.teacher.inject(x), Anderson(), tol=1e-7).state
+    star = equilibrium(student.teacher, x)
     assert (relative_distance(result.state, star) < 1e-3).all()
 
 
@@ -109,7 +107,7 @@ def test_the_check_is_the_solvers_first_step():
     assert torch.equal(result.state, expected.state)
 
 
-def test_nobody_finishes_when_the_budget_is_too_small():
+def test_no_one_finishes_when_the_budget_is_too_small():
     x, student = inputs(), make()
     result = certified_solve(student, x, tol=1e-6, max_steps=3, student_steps=1)
     assert result.finished_by == [None] * 6
@@ -215,8 +213,7 @@ def test_the_plan_for_the_nearest_tolerance_is_followed():
 def mean_log_distance(student, data, steps):
     total = 0.0
     for x, *_ in data:
-        context = student.teacher.inject(x)
-        star = solve_model(student.teacher, context, Anderson(), tol=1e-4, max_steps=100).state
+        star = equilibrium(student.teacher, x, tol=1e-4, max_steps=100)
         for z in student.trajectory(x, steps)[1:]:
             total += float(relative_distance(z, star, student.batched).log().mean())
     return total
@@ -227,8 +224,7 @@ def mean_log_distance(student, data, steps):
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
 @pytest.mark.parametrize("decay", [0.3, 0.9])
 def test_calibration_never_makes_it_worse(monkeypatch, kind, name, noise, decay):
-    module = __import__("sys").modules["cdeq.consistency.calibration"]
-    monkeypatch.setattr(module, "plan_handover", lambda student, inputs: {0.5: 1})
+    monkeypatch.setattr(calibration, "plan_handover", lambda student, inputs: {0.5: 1})
     student, data = make(kind, name, noise, decay=decay), batches(2)
     before = mean_log_distance(student, data, 4)
     clock = student.calibrate(data, steps=4)
@@ -253,7 +249,7 @@ def test_calibration_of_harmful_changes_switches_them_off():
     assert set(student.plan) == {1e-1, 1e-2, 1e-3, 1e-4}
 
 
-def test_calibration_passes_over_moments_that_are_not_finite():
+def test_calibration_passes_over_time_points_that_are_not_finite():
     student = make(Linear, noise=0.0, start="zero")
     student.deltas.changes[0].change.fill_(1e38)  # overflows unless it is switched off
     clock = student.calibrate(batches(1), steps=3)

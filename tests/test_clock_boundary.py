@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from cdeq.consistency.boundary import out_coefficient, skip_coefficient
 from cdeq.consistency.clock import TIME_MAPS, inference_fraction, solver_time
-from cdeq.consistency.recipes import Recipe
-from cdeq.consistency.student import Student
-from teachers import Tanh, inputs
+from teachers import Tanh, untrained
 
 FORMULAS = {
     "exponential": lambda k, K, rho: 1 - math.e ** (-rho * k),
@@ -32,7 +30,7 @@ def test_every_time_map_is_tested():
     assert set(TIME_MAPS) == set(FORMULAS)
 
 
-def test_figures_by_hand():
+def test_numbers_by_hand():
     assert TIME_MAPS["exponential"](10, 99, 0.1) == pytest.approx(1 - 1 / math.e)
     assert TIME_MAPS["cosine"](1, 2, 0.1) == pytest.approx(1 - math.sqrt(0.5))
     assert [inference_fraction(j, 0.9) for j in range(3)] == pytest.approx([0, 0.1, 0.19])
@@ -96,8 +94,7 @@ def test_inference_schedule(decay):
 
 @pytest.mark.parametrize("gamma", [1.0, 2.0])
 def test_a_student_keeps_this_clock(gamma):
-    recipe = Recipe.from_name("paper", eps=0.5, end=2.0, gamma=gamma)
-    student = Student.for_example(Tanh(), recipe, inputs())
+    student = untrained(Tanh(), recipe="paper", eps=0.5, end=2.0, gamma=gamma)
     for j in range(30):
         t = 0.5 + (1 - 0.9**j) * 1.5
         moment = student.time_point(j)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.start import PointwiseStart, context_tensors
 from cdeq.consistency.student import Student
-from teachers import OfferedStart, Offering, Pair, Ring, Tanh, inputs, randomized
+from teachers import OfferedStart, Offering, Pair, Ring, Tanh, inputs, randomized, untrained
 
 
 @dataclasses.dataclass
@@ -33,7 +33,6 @@ def test_context_tensors_are_found_in_order_however_nested():
 
 
 def test_it_is_its_equation_and_starts_at_zero():
-    torch.manual_seed(0)
     context = {"u": torch.randn(4, 7, 6), "other": torch.randn(4, 3), "v": torch.randn(4, 7, 2)}
     network = PointwiseStart.matching(context, torch.zeros(4, 7, 5), [2])
     assert network.sources == [[0, 2]]
@@ -46,7 +45,6 @@ def test_it_is_its_equation_and_starts_at_zero():
 
 
 def test_it_sees_one_position_at_a_time():
-    torch.manual_seed(0)
     network = randomized(
         PointwiseStart.matching(torch.zeros(2, 6, 3, 3), torch.zeros(2, 4, 3, 3), [1])
     )
@@ -77,7 +75,7 @@ def test_a_context_without_the_states_positions_is_refused():
 @pytest.mark.parametrize("kind", [Tanh, Pair, Ring])
 def test_students_start_from_it(kind):
     x = inputs()
-    student = Student.for_example(kind(), Recipe.from_name("anchored"), x)
+    student = untrained(kind(), x)
     assert isinstance(student.start_network, PointwiseStart)
     randomized(student.start_network)
     z0 = student.trajectory(x, 0)[0]
@@ -99,5 +97,5 @@ def test_the_teachers_own_network_is_preferred_and_a_given_one_to_that():
 
 def test_it_takes_the_teachers_dtype():
     x = inputs(dtype=torch.float64)
-    student = Student.for_example(Tanh().double(), Recipe.from_name("anchored"), x)
+    student = untrained(Tanh().double(), x)
     assert student.trajectory(x, 2)[2].dtype == torch.float64

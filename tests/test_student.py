@@ -10,25 +10,26 @@ from torch import nn
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium import from_functions
-from cdeq.equilibrium.states import tensors_of
-from cdeq.solvers import Anderson, Picard, solve_model
-from teachers import Linear, Offering, Pair, Ring, Tanh, Tied, Weightless, inputs, randomized
+from cdeq.solvers import Picard
+from checks import equilibrium, same_tensors, solver_states
+from teachers import (
+    Linear,
+    Offering,
+    Pair,
+    Ring,
+    Tanh,
+    Tied,
+    Weightless,
+    inputs,
+    randomized,
+    untrained,
+)
 
 KINDS = [Tanh, Pair, Ring, Tied, Offering]
 
 
-def make(teacher, x, name, **changes):
-    torch.manual_seed(0)  # start networks and histories begin at random
-    return Student.for_example(teacher, Recipe.from_name(name, **changes), x)
-
-
 def changes_of(student):
     return dict(zip(student.deltas.names, (d.detach() for d in student.deltas()), strict=True))
-
-
-def same(left, right):
-    assert type(left) is type(right)
-    assert all(torch.equal(a, b) for a, b in zip(tensors_of(left), tensors_of(right), strict=True))
 
 
 # Cost
@@ -39,7 +40,7 @@ def same(left, right):
 @pytest.mark.parametrize("history", ["anderson", "mlp", "gru", "none"])
 def test_a_step_is_one_call_of_the_teachers_step(name, kind, history):
     x = inputs()
-    student = make(kind(), x, name, history=history)
+    student = untrained(kind(), x, name, history=history)
     for steps in range(6):
         student.teacher.calls = 0
         student(x, steps=steps)
@@ -51,7 +52,7 @@ def test_a_step_is_one_call_of_the_teachers_step(name, kind, history):
 
 def test_the_output_is_the_readout_of_the_trajectory():
     x = inputs()
-    student = randomized(make(Pair(), x, "anchored"))
+    student = randomized(untrained(Pair(), x, "anchored"))
     states = student.trajectory(x, 5)
     for j, z in enumerate(states):
         expected = student.teacher.readout(z, student.teacher.inject(x))
@@ -62,7 +63,7 @@ def test_the_output_is_the_readout_of_the_trajectory():
 def test_negative_steps_are_refused():
     x = inputs()
     with pytest.raises(ValueError, match="steps must not be negative"):
-        make(Tanh(), x, "paper")(x, steps=-1)
+        untrained(Tanh(), x, "paper")(x, steps=-1)
 
 
 # Before training
@@ -71,28 +72,17 @@ def test_negative_steps_are_refused():
 @pytest.mark.parametrize("kind", KINDS)
 def test_untrained_and_anchored_it_is_picard(kind):
     teacher, x = kind(), inputs()
-    student = make(teacher, x, "anchored", start="zero")
-    states = []
-    solve_model(
-        teacher,
-        teacher.inject(x),
-        Picard(),
-        tol=0.0,
-        max_steps=9,
-        callback=lambda k, z: states.append(z),
-    )
-    with torch.no_grad():
-        for ours, theirs in zip(student.trajectory(x, 9), states, strict=True):
-            if kind is not Pair:
-                same(ours, theirs)
-            # A solver keeps a tuple's tensors as views of one, which may round otherwise.
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    student = untrained(teacher, x, "anchored", start="zero").requires_grad_(False)
+    ours, theirs = student.trajectory(x, 9), solver_states(teacher, x, 9, Picard())
+    # A solver keeps a tuple's tensors as views of one, which may round otherwise.
+    assert kind is Pair or same_tensors(ours, theirs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_untrained_the_papers_first_step_is_the_teachers(kind):
     teacher, x = kind(), inputs()
-    student = make(teacher, x, "paper")
+    student = untrained(teacher, x, "paper")
     context = teacher.inject(x)
     expected = teacher.step(teacher.start(context), context)
     torch.testing.assert_close(student.trajectory(x, 1)[1], expected)
@@ -104,7 +94,7 @@ def test_untrained_the_papers_first_step_is_the_teachers(kind):
 @pytest.mark.parametrize(("mixing", "eps", "end"), [(1.0, 0.0, 1.0), (0.7, 0.2, 1.5)])
 def test_paper_is_algorithm_1(mixing, eps, end):
     teacher, x = Tanh().double(), inputs(dtype=torch.float64)
-    student = randomized(make(teacher, x, "paper", mixing=mixing, eps=eps, end=end), 0.2)
+    student = randomized(untrained(teacher, x, "paper", mixing=mixing, eps=eps, end=end), 0.2)
     student.history.ridge = 0.0
     delta, head = changes_of(student), student.time_heads[0].linear.linear
     with torch.no_grad():
@@ -128,8 +118,7 @@ def test_paper_is_algorithm_1(mixing, eps, end):
             a = ((r0 * (r0 - r1)).sum(1) / (r1 - r0).square().sum(1))[:, None]
             P = mixing * (a * h1 + (1 - a) * h0) + (1 - mixing) * (a * z[j] + (1 - a) * z[j - 1])
             z.append(c_skip(t[j]) * z[j] + (1 - c_skip(t[j])) * P)
-        for ours, theirs in zip(student.trajectory(x, 6), z, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(student.trajectory(x, 6), z, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(student(x, steps=6), z[6] @ teacher.head.T)
 
 
@@ -139,7 +128,7 @@ def test_paper_is_algorithm_1(mixing, eps, end):
 def test_anchored_is_theta_plus_c_delta(gamma, start, schedule):
     teacher, x = Tanh().double(), inputs(dtype=torch.float64)
     changes = {"gamma": gamma, "start": start, "schedule": schedule, "decay": 0.65, "depth": 8}
-    student = make(teacher, x, "anchored", injection="student", **changes)
+    student = untrained(teacher, x, "anchored", injection="student", **changes)
     student = randomized(student, 0.3)
     delta = changes_of(student)
     with torch.no_grad():
@@ -164,15 +153,15 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
             return torch.sin(x @ self.injection.T)
 
     teacher, x = Curved(), inputs()
-    student = randomized(make(teacher, x, "anchored", start="zero", injection="student"), 0.5)
+    student = randomized(untrained(teacher, x, "anchored", start="zero", injection="student"), 0.5)
     delta = changes_of(student)
     z = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         base, changed = teacher.inject(x), torch.sin(x @ (teacher.injection + delta["injection"]).T)
-        moment = student.time_point_at(0.7)
+        point = student.time_point_at(0.7)
         W = teacher.weight + 0.3 * delta["weight"]
         expected = torch.tanh(z @ W.T + 0.7 * base + 0.3 * changed)
-        torch.testing.assert_close(student.evaluate(z, moment, student.prepare(x)), expected)
+        torch.testing.assert_close(student.evaluate(z, point, student.prepare(x)), expected)
 
 
 # The promise of anchored weights
@@ -180,7 +169,7 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
 
 def test_the_error_obeys_its_bound():
     teacher, x = Linear(norm=0.8).double(), inputs(dtype=torch.float64)
-    student = randomized(make(teacher, x, "anchored", start="zero", injection="student"), 1.0)
+    student = randomized(untrained(teacher, x, "anchored", start="zero", injection="student"), 1.0)
     delta, star = changes_of(student), teacher.equilibrium(x)
     with torch.no_grad():
         states = student.trajectory(x, 40)
@@ -197,8 +186,8 @@ def test_the_error_obeys_its_bound():
 @pytest.mark.parametrize("gamma", [1.0, 3.0])
 def test_it_converges_to_the_teachers_equilibrium_whatever_it_learned(kind, gamma):
     teacher, x = kind(norm=0.7).double(), inputs(dtype=torch.float64)
-    student = randomized(make(teacher, x, "anchored", gamma=gamma, decay=0.65), 1.0)
-    star = solve_model(teacher, teacher.inject(x), Anderson(), tol=1e-12, max_steps=300).state
+    student = randomized(untrained(teacher, x, "anchored", gamma=gamma, decay=0.65), 1.0)
+    star = equilibrium(teacher, x, tol=1e-12)
     with torch.no_grad():
         states = student.trajectory(x, 45)
         errors = [float((states[j] - star).norm() / star.norm()) for j in (1, 16, 30, 45)]
@@ -209,9 +198,9 @@ def test_it_converges_to_the_teachers_equilibrium_whatever_it_learned(kind, gamm
 
 def test_a_state_boundary_stops_moving():
     x = inputs()
-    student = randomized(make(Tanh(), x, "paper"))
+    student = randomized(untrained(Tanh(), x, "paper"))
     states = student.trajectory(x, 400)
-    same(states[-1], states[-2])
+    assert same_tensors(states[-1], states[-2])
 
 
 # The learned schedule
@@ -220,8 +209,8 @@ def test_a_state_boundary_stops_moving():
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
 def test_a_learned_schedule_starts_as_the_fixed_one(gamma):
     x = inputs()
-    learned = make(Tanh(), x, "anchored", schedule="learned", gamma=gamma, depth=4)
-    fixed = make(Tanh(), x, "anchored", gamma=gamma, depth=4)
+    learned = untrained(Tanh(), x, "anchored", schedule="learned", gamma=gamma, depth=4)
+    fixed = untrained(Tanh(), x, "anchored", gamma=gamma, depth=4)
     for j in range(12):
         ours, theirs = learned.time_point(j), fixed.time_point(j)
         strength = torch.as_tensor(ours.strength).detach().item()
@@ -236,7 +225,7 @@ def test_a_learned_schedule_starts_as_the_fixed_one(gamma):
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
 def test_a_learned_schedule_is_monotone_and_can_be_learned(gamma):
     x = inputs()
-    student = make(Tanh(), x, "anchored", schedule="learned", gamma=gamma, depth=4)
+    student = untrained(Tanh(), x, "anchored", schedule="learned", gamma=gamma, depth=4)
     randomized(student, 2.0)
     with torch.no_grad():
         strengths = [student.time_point(j).strength for j in range(60)]
@@ -253,7 +242,7 @@ def test_a_learned_schedule_is_monotone_and_can_be_learned(gamma):
 
 def test_only_the_weights_of_the_step_are_changed():
     x = inputs()
-    student = make(Tanh(), x, "anchored", injection="student")
+    student = untrained(Tanh(), x, "anchored", injection="student")
     assert student.shapes.weights == ("weight", "injection")
     assert not any("head" in name for name in student.trainable())
     assert not any(name.startswith("methods") for name in student.trainable())
@@ -276,7 +265,7 @@ def test_the_users_teacher_is_left_alone(name, training):
     teacher = Fussy().train(training)
     teacher.head.requires_grad_(False)
     before = copy.deepcopy(teacher.state_dict())
-    student = make(teacher, x, name)
+    student = untrained(teacher, x, name)
     randomized(student.train())
     student(x, steps=3).sum().backward()
     for model in (teacher, student.teacher):
@@ -308,7 +297,7 @@ def test_a_step_without_weights_is_refused():
             return 0.5 * z + context
 
     with pytest.raises(ValueError, match="no weight of the teacher takes part in its step"):
-        make(Idle(width=5), inputs(), "anchored")
+        untrained(Idle(width=5), inputs(), "anchored")
 
 
 @pytest.mark.parametrize("name", ["paper", "anchored"])
@@ -316,7 +305,7 @@ def test_a_step_without_weights_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes(name, history, dtype):
     x = inputs(dtype=dtype)
-    student = randomized(make(Tanh().to(dtype), x, name, history=history))
+    student = randomized(untrained(Tanh().to(dtype), x, name, history=history))
     out = student(x, steps=3)
     assert out.dtype == dtype
     assert torch.isfinite(out).all()
@@ -324,7 +313,7 @@ def test_other_dtypes(name, history, dtype):
 
 def test_steps_can_be_differentiated_to_every_weight():
     x = inputs()
-    student = randomized(make(Pair(), x, "paper", history="gru"))
+    student = randomized(untrained(Pair(), x, "paper", history="gru"))
     student(x, steps=3).sum().backward()
     missing = [n for n, p in student.trainable().items() if p.grad is None or not p.grad.any()]
     # The second tensor's head and memory reach the output through the first.
@@ -335,18 +324,13 @@ def test_steps_can_be_differentiated_to_every_weight():
 @pytest.mark.parametrize("boundary", ["weights", "state"])
 def test_inference_in_ring_buffers_equals_the_differentiable_rollout(window, boundary):
     changes = {"boundary": boundary, "history": "anderson", "window": window, "start": "zero"}
-    torch.manual_seed(0)
-    teacher = Tanh().double()
-    x = inputs().double()
-    student = Student.for_example(teacher, Recipe.from_name("anchored", **changes), x)
+    teacher, x = Tanh().double(), inputs(dtype=torch.float64)
+    student = randomized(untrained(teacher, x, "anchored", **changes), 0.05)
     with torch.no_grad():
-        for weight in student.trainable().values():
-            weight.add_(0.05 * torch.randn_like(weight))
         fast = student.trajectory(x, 6)
     tracked = student.trajectory(x, 6)
     assert tracked[-1].requires_grad
-    for a, b in zip(fast, tracked, strict=True):
-        torch.testing.assert_close(a, b.detach(), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(fast, [z.detach() for z in tracked], rtol=1e-6, atol=1e-8)
 
 
 def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
@@ -358,7 +342,7 @@ def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
             return super().inject(x)
 
     teacher, x = Counting(), inputs()
-    student = randomized(make(teacher, x, "anchored", start="zero", injection="teacher"), 0.5)
+    student = randomized(untrained(teacher, x, "anchored", start="zero", injection="teacher"), 0.5)
     assert student.shapes.weights == ("weight",)
     student.teacher.injections = 0
     with torch.no_grad():
@@ -367,7 +351,7 @@ def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
         first = torch.tanh(teacher.inject(x))
         W = teacher.weight + student.recipe.decay * changes_of(student)["weight"]
         torch.testing.assert_close(z, torch.tanh(first @ W.T + teacher.inject(x)))
-    both = make(teacher, x, "anchored", start="zero", injection="student")
+    both = untrained(teacher, x, "anchored", start="zero", injection="student")
     both.teacher.injections = 0
     both(x, steps=1)
     assert both.teacher.injections == 2

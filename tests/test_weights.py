@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from cdeq.consistency.copying import copy_of, frozen_copy
-from cdeq.consistency.recipes import Recipe
-from cdeq.consistency.student import Student
 from cdeq.consistency.weights import Deltas, mix_contexts, mix_weights
-from teachers import Normed, Tanh, Tied, inputs, randomized
+from teachers import Normed, Tanh, Tied, inputs, randomized, untrained
 
 SHAPES = {"matrix": (6, 5), "kernel": (6, 4, 3, 3), "vector": (6,), "thin": (6, 2)}
 
@@ -159,8 +157,7 @@ def test_mixing_is_exact_at_the_ends():
 
 def test_tied_weights_change_in_the_step_and_not_in_the_readout():
     teacher, x = Tied(), inputs()
-    recipe = Recipe.from_name("anchored", start="zero", injection="student")
-    student = Student.for_example(teacher, recipe, x)
+    student = untrained(teacher, x, start="zero", injection="student")
     assert student.shapes.weights == ("weight", "injection")
     randomized(student)
     z = student.trajectory(x, 1)[1]
@@ -173,8 +170,7 @@ def test_tied_weights_change_in_the_step_and_not_in_the_readout():
 @pytest.mark.parametrize("recipe", ["paper", "anchored"])
 def test_weight_normed_teachers(recipe):
     teacher, x = Normed(), inputs()
-    changes = {"start": "zero", "injection": "student"}
-    student = Student.for_example(teacher, Recipe.from_name(recipe, **changes), x)
+    student = untrained(teacher, x, recipe, start="zero", injection="student")
     names = {f"layer.parametrizations.weight.original{i}" for i in (0, 1)}
     assert set(student.shapes.weights) == {"injection", *names}
     with torch.no_grad():
@@ -249,7 +245,6 @@ def test_scalar_weights():
         def readout(self, z, context):
             return z
 
-    recipe = Recipe.from_name("anchored", start="zero", delta="low_rank")
-    student = Student.for_example(Scaled(), recipe, inputs())
+    student = untrained(Scaled(), start="zero", delta="low_rank")
     assert student.shapes.weights == ("scale",)
     assert student(inputs()).shape == (6, 5)
