@@ -10,10 +10,8 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+from builders import results, row, teacher_result
 from cdeq.evaluation import (
-    Results,
-    Row,
-    TeacherResult,
     curves,
     plot_results,
     results_table,
@@ -54,64 +52,35 @@ SYNTHETIC_PERPLEXITY = {
 
 def synthetic_rows(dataset, made_up, seed=0, shift=0.0):
     return [
-        Row(
+        row(
+            method,
+            k,
+            metrics[i] + shift,
             dataset=dataset,
             seed=seed,
-            method=method,
-            steps=k,
-            metric=metrics[i] + shift,
             distance=distances[i],
             residual=distances[i] / 3,
             seconds=1e-3 * (each * k + 0.9),
             f_equivalents=k + extra,
-            parameters=120_000,
         )
         for method, (metrics, distances, each, extra) in made_up.items()
         for i, k in enumerate(STEPS)
     ]
 
 
-def synthetic_results(**changes):
-    digits = TeacherResult(
-        dataset="digits",
-        name="conv DEQ",
-        parameters=100_000,
-        metric_name="accuracy",
-        metric=0.963,
-        higher_is_better=True,
-        steps=24,
-        residual=1e-3,
-        train_seconds=312.0,
-    )
-    prose = dataclasses.replace(
-        digits, dataset="prose", metric_name="perplexity", metric=24.0, higher_is_better=False
-    )
-    gcn = Row(
-        dataset="digits",
-        seed=0,
-        method="gcn",
-        steps=None,
-        metric=0.951,
-        distance=None,
-        residual=None,
-        seconds=0.002,
-        f_equivalents=None,
-        parameters=9_000,
-    )
-    fields = {
-        "experiment": "Synthetic example",
-        "scale": "tiny",
-        "commit": "0123abc",
-        "command": "cdeq demo --task images",
-        "hardware": {"cpu": "a processor", "cores": 2, "load_average": [0.1, 0.2, 0.3]},
-        "teachers": (digits, prose),
-        "rows": (
-            *synthetic_rows("digits", SYNTHETIC_ACCURACY),
-            gcn,
-            *synthetic_rows("prose", SYNTHETIC_PERPLEXITY),
-        ),
-    }
-    return Results(**(fields | changes))
+DIGITS = teacher_result("digits", name="conv DEQ", metric=0.963, steps=24)
+PROSE = dataclasses.replace(
+    DIGITS, dataset="prose", metric_name="perplexity", metric=24.0, higher_is_better=False
+)
+ROWS = (
+    *synthetic_rows("digits", SYNTHETIC_ACCURACY),
+    row("gcn", None, 0.951, dataset="digits"),
+    *synthetic_rows("prose", SYNTHETIC_PERPLEXITY),
+)
+
+
+def synthetic_results(*, rows=ROWS, teachers=(DIGITS, PROSE), **fields):
+    return results(*rows, teachers=teachers, **({"experiment": "Synthetic example"} | fields))
 
 
 RESULTS = synthetic_results()
@@ -196,7 +165,7 @@ def test_a_student_that_diverged():
 
 
 def test_findings_without_students_rows_or_scores():
-    for rows in ([], [row for row in RESULTS.rows if row.method == "gcn"]):
+    for rows in ([], [r for r in RESULTS.rows if r.method == "gcn"]):
         assert isinstance(findings(synthetic_results(rows=rows), "digits"), list)
     teachers = [dataclasses.replace(teacher, metric=None) for teacher in RESULTS.teachers]
     rows = [dataclasses.replace(row, metric=None) for row in RESULTS.rows]
@@ -374,13 +343,13 @@ def test_page_is_escaped_and_well_formed(page):
 def test_page_has_every_row(page):
     parsed = Page()
     parsed.feed(page)
-    for row in RESULTS.rows:
-        name, steps = style(row.method).name, "–" if row.steps is None else str(row.steps)
+    for one in RESULTS.rows:
+        name, steps = style(one.method).name, "–" if one.steps is None else str(one.steps)
         assert any(
-            cells[0] == name and cells[1] == steps and cells[4] == small_text(row.distance)
+            cells[0] == name and cells[1] == steps and cells[4] == small_text(one.distance)
             for cells in parsed.rows
             if len(cells) == 9
-        ), row
+        ), one
 
 
 def test_page_takes_drawn_plots(tmp_path):

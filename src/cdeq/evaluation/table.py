@@ -26,21 +26,12 @@ QUANTITIES = ("metric", "distance", "residual", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One method at one step count, the mean over its seeds."""
+class Point(Row):
+    """One method at one step count: a row whose numbers are means over the seeds, and the first of these."""
 
-    method: str
-    steps: int | None
-    metric: float | None
-    distance: float | None
-    residual: float | None
-    seconds: float | None
-    f_equivalents: float | None
-    parameters: int
     seeds: int
     spread: float | None
     """Standard deviation of the metric over the seeds; None for a single seed."""
-    top5: float | None = None
 
 
 def curves(results: Results, dataset: str) -> dict[str, list[Point]]:
@@ -64,14 +55,8 @@ def _point(rows: list[Row]) -> Point:
     averaged = ("metric", "distance", "residual", "seconds", "f_equivalents", "top5")
     means = {name: mean([getattr(row, name) for row in rows]) for name in averaged}
     metrics = [row.metric for row in rows if row.metric is not None]
-    return Point(
-        method=rows[0].method,
-        steps=rows[0].steps,
-        parameters=rows[0].parameters,
-        seeds=len(rows),
-        spread=stdev(metrics) if len(metrics) == len(rows) > 1 else None,
-        **means,
-    )
+    spread = stdev(metrics) if len(metrics) == len(rows) > 1 else None
+    return Point(**(vars(rows[0]) | means), seeds=len(rows), spread=spread)
 
 
 def kind_of(points: list[Point]) -> str:
