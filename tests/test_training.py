@@ -6,14 +6,18 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from builders import Cut, cut_at
 from cdeq import FitConfig, TeachConfig, teach
 from cdeq.gradients import Implicit
 from cdeq.training import CheckpointError, fit
+from cdeq.training.batches import batches_by_number
 from cdeq.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from cdeq.training.draws import numbered_draws
 from cdeq.training.log import JsonLines
 from cdeq.training.parallel import mean_over_processes, process_group, process_rank
+from checks import read_log, same_tensors
 from teachers import Tanh, batches
 
 
@@ -108,25 +112,15 @@ def test_wrong_settings_are_refused_by_name(wrong):
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_resumed_run_ends_in_the_same_numbers(tmp_path, stop):
     config = FitConfig(updates=10, checkpoint_every=3, log_every=2)
-
-    class Stop(Exception):
-        pass
-
-    def fatal(update):
-        if update == stop:
-            raise Stop
-
     whole, first, second = Quadratic(), Quadratic(), Quadratic()
     fit(whole, batch_at, config, folder=tmp_path / "whole")
-    with pytest.raises(Stop):
-        fit(first, batch_at, config, folder=tmp_path / "cut", after_update=fatal)
+    with pytest.raises(Cut):
+        fit(first, batch_at, config, folder=tmp_path / "cut", after_update=cut_at(stop))
     fit(second, batch_at, config, folder=tmp_path / "cut")
-    for name, tensor in whole.state_dict().items():
-        assert torch.equal(tensor, second.state_dict()[name]), name
+    assert same_tensors(whole.state_dict(), second.state_dict())
     ours, theirs = (read_checkpoint(tmp_path / f, {}) for f in ("whole", "cut"))
     assert ours.update == theirs.update == 10
-    assert ours.tensors.keys() == theirs.tensors.keys()
-    assert all(torch.equal(t, theirs.tensors[name]) for name, t in ours.tensors.items())
+    assert same_tensors(ours.tensors, theirs.tensors)
 
 
 def test_what_kills_left_behind_is_removed(tmp_path):
@@ -183,8 +177,7 @@ def test_a_finished_run_is_loaded_without_a_write(tmp_path):
 
     fit(again, refuse, FitConfig(updates=5), folder=tmp_path)
     assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.iterdir()} == before
-    for a, b in zip(first.parameters(), again.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert same_tensors(first.state_dict(), again.state_dict())
 
 
 def test_a_checkpoint_for_other_weights_is_refused(tmp_path):
@@ -229,6 +222,48 @@ def test_alone_there_is_nothing_parallel():
     assert mean_over_processes({"a": torch.tensor(2.0), "b": 3.0}) == {"a": 2.0, "b": 3.0}
 
 
+# Batches by the number of the update
+
+
+class Passes:
+    """A loader without a length that counts how often it is passed over."""
+
+    def __init__(self, batches):
+        self.batches, self.count = batches, 0
+
+    def __iter__(self):
+        self.count += 1
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize(
+    "data", ["abc", Passes("abc"), DataLoader(list("abc"), batch_size=None), lambda i: "abc"[i % 3]]
+)
+def test_batches_by_number_of_any_loader(data):
+    batch_at = batches_by_number(data)
+    numbers = [0, 1, 2, 3, 4, 7, 2, 2, 0]  # on, ahead, back, again
+    assert [batch_at(i) for i in numbers] == ["abc"[i % 3] for i in numbers]
+
+
+def test_a_loader_is_passed_over_once_for_each_epoch():
+    loader = Passes("abc")
+    batch_at = batches_by_number(loader)
+    for update in range(9):
+        batch_at(update)
+    assert loader.count == 3
+
+
+@pytest.mark.parametrize("nothing", [[], Passes([])])
+def test_no_batches_are_refused(nothing):
+    with pytest.raises(ValueError, match="no batches to train on"):
+        batches_by_number(nothing)(0)
+
+
+def test_batches_of_another_kind_are_refused():
+    with pytest.raises(TypeError, match="a loader or a function, not from int"):
+        batches_by_number(3)
+
+
 # Teaching
 
 
@@ -251,7 +286,7 @@ def test_a_teacher_learns(tmp_path, gradient):
     model = Tanh(norm=0.5)
     teach(model, task, config, folder=tmp_path)
     assert not model.training
-    entries = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    entries = read_log(tmp_path)
     assert entries[-1]["task"] < 0.5 * entries[0]["task"]
     assert "penalty" not in entries[0]
     assert "penalty" in entries[5]
@@ -291,23 +326,17 @@ class Dropped(Tanh):
 
 
 def test_a_teacher_with_dropout_resumes_to_the_same_weights(tmp_path):
-    loader = batches(1)
+    loader = DataLoader(batches(4), batch_size=None)
     config = TeachConfig(fit=FitConfig(updates=6, checkpoint_every=2, log_every=1), depths=(5, 5))
 
-    def taught(folder, stop=None):
-        def cut(done, total, metrics):
-            if done == stop:
-                raise KeyboardInterrupt
-
+    def run(folder, progress=None):
         model = Dropped()
-        teach(model, lambda update: loader[0], config, folder=folder, progress=cut)
+        teach(model, loader, config, folder=folder, progress=progress)
         return model
 
-    whole = taught(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        taught(tmp_path / "cut", stop=3)
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Cut):
+        run(tmp_path / "cut", cut_at(3))
     torch.rand(7)  # the global generator has moved on
-    resumed = taught(tmp_path / "cut")
-    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert same_tensors(run(tmp_path / "cut").state_dict(), whole.state_dict())
     assert not torch.equal(whole.weight, Dropped().weight)
