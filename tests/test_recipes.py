@@ -1,4 +1,4 @@
-"""Recipes: the paper's figures, and the refusal of what makes no sense."""
+"""Recipes: the paper's numbers, and the refusal of what makes no sense."""
 
 import dataclasses
 import json
@@ -8,36 +8,25 @@ import pytest
 
 from cdeq import RECIPES, Recipe, RecipeError
 
-
-def test_paper_has_the_papers_figures():
-    r = Recipe.from_name("paper")
-    assert (r.boundary, r.gamma, r.rho, r.decay, r.time_map) == (
-        "state",
-        2,
-        0.1,
-        0.9,
-        "exponential",
-    )
-    assert (r.history, r.window, r.start, r.states, r.loss) == (
-        "anderson",
-        1,
-        "zero",
-        "teacher",
-        "mse",
-    )
-    assert (r.lambda_1, r.lambda_2, r.ema) == (0.8, 0.05, 0.95)
-    assert (r.augment_probability, r.augment_first, r.augment_last) == (0.1, 3, 2)
-    assert (r.eps, r.end, r.direction, r.first_index) == (0, 1, "later", 0)
-    assert r.store_mode == "full"
+PAPER = {
+    **{"boundary": "state", "gamma": 2, "rho": 0.1, "decay": 0.9, "time_map": "exponential"},
+    **{"history": "anderson", "window": 1, "start": "zero", "states": "teacher", "loss": "mse"},
+    **{"lambda_1": 0.8, "lambda_2": 0.05, "ema": 0.95, "eps": 0, "end": 1},
+    **{"augment_probability": 0.1, "augment_first": 3, "augment_last": 2},
+    **{"direction": "later", "first_index": 0, "store_mode": "full"},
+}
+ANCHORED = {
+    **{"boundary": "weights", "gamma": 1, "history": "none", "start": "learned"},
+    **{"states": "own", "backprop": "full", "loss": "log", "lambda_1": 1, "lambda_2": 0},
+    "store_mode": "endpoint",
+}
 
 
-def test_anchored_is_what_the_design_says():
-    r = Recipe.from_name("anchored")
-    assert (r.boundary, r.states, r.loss, r.start) == ("weights", "own", "log", "learned")
-    assert (r.gamma, r.history, r.backprop) == (1, "none", "full")
-    assert 0.4 <= r.decay <= 0.65
-    assert (r.lambda_1, r.lambda_2) == (1, 0)
-    assert r.store_mode == "endpoint"
+@pytest.mark.parametrize(("name", "fields"), [("paper", PAPER), ("anchored", ANCHORED)])
+def test_the_numbers_of_the_paper_and_of_the_design(name, fields):
+    recipe = Recipe.from_name(name)
+    assert {field: getattr(recipe, field) for field in fields} == fields
+    assert name == "paper" or 0.4 <= recipe.decay <= 0.65
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -65,89 +54,46 @@ def test_unknown_names_are_refused():
         Recipe.from_dict({"name": "mine", "gama": 2, "colour": "red"})
 
 
-CHOICES = [
-    "boundary",
-    "time_map",
-    "schedule",
-    "history",
-    "start",
-    "delta",
-    "states",
-    "backprop",
-    "loss",
-    "direction",
-    "first_index",
-]
+def each(name, **values):
+    """One case for each value of each field."""
+    return [(name, {field: v}, field) for field, wrong in values.items() for v in wrong]
+
+
+CHOICES = (
+    *("boundary", "time_map", "schedule", "history", "start", "delta", "states"),
+    *("backprop", "loss", "direction", "first_index"),
+)
 WRONG = [
-    *(("anchored", {field: "nonsense"}, field) for field in CHOICES),
-    ("anchored", {"first_index": 2}, "first_index"),
-    ("anchored", {"gamma": 0.0}, "gamma"),
-    ("anchored", {"gamma": math.nan}, "gamma"),
-    ("anchored", {"gamma": math.inf}, "gamma"),
-    ("anchored", {"eps": 1.0}, "eps"),
-    ("anchored", {"eps": -0.1}, "eps"),
-    ("anchored", {"end": 0.0}, "end"),
-    ("anchored", {"end": math.inf}, "end"),
-    ("anchored", {"rho": 0.0}, "rho"),
-    ("anchored", {"rho": math.inf}, "rho"),
-    ("anchored", {"decay": 0.0}, "decay"),
-    ("anchored", {"decay": 1.0}, "decay"),
-    ("paper", {"window": 0}, "window"),
-    ("paper", {"mixing": 0.0}, "mixing"),
-    ("paper", {"mixing": 1.1}, "mixing"),
-    ("anchored", {"rank": 0}, "rank"),
-    ("anchored", {"depth": 0}, "depth"),
-    ("anchored", {"log_floor": 0.0}, "log_floor"),
-    ("anchored", {"lambda_1": 1.1}, "lambda_1"),
-    ("anchored", {"lambda_1": -0.1}, "lambda_1"),
-    ("anchored", {"lambda_2": -0.1}, "lambda_2"),
-    ("anchored", {"task_until": 1.1}, "task_until"),
-    ("anchored", {"ema": 1.0}, "ema"),
-    ("anchored", {"ema": -0.1}, "ema"),
-    ("paper", {"augment_probability": 1.1}, "augment_probability"),
-    ("paper", {"augment_first": -1}, "augment_first"),
-    ("paper", {"augment_last": -1}, "augment_last"),
-    ("paper", {"schedule": "learned"}, "schedule"),
+    *each("anchored", **dict.fromkeys(CHOICES, ("nonsense",))),
+    *each("anchored", first_index=[2], eps=[1.0, -0.1], end=[0.0, math.inf]),
+    *each("anchored", gamma=[0.0, math.nan, math.inf], rho=[0.0, math.inf], decay=[0.0, 1.0]),
+    *each("paper", window=[0], mixing=[0.0, 1.1]),
+    *each("anchored", rank=[0], depth=[0], log_floor=[0.0], task_until=[1.1], ema=[1.0, -0.1]),
+    *each("anchored", lambda_1=[1.1, -0.1], lambda_2=[-0.1, math.inf]),
+    *each("paper", augment_probability=[1.1], augment_first=[-1], augment_last=[-1]),
+    # Not together with the rest of the recipe.
+    *each("paper", schedule=["learned"], start=["learned"]),
+    *each("paper", backprop=["truncated", "checkpointed"]),
+    *each("anchored", augment_probability=[0.1], window=[3], mixing=[0.5]),
     ("paper", {"schedule": "learned", "boundary": "weights"}, "schedule"),
     ("anchored", {"schedule": "learned", "boundary": "state"}, "schedule"),
-    ("paper", {"start": "learned"}, "start"),
     ("paper", {"states": "own"}, "augment_probability"),
-    ("anchored", {"augment_probability": 0.1}, "augment_probability"),
-    ("paper", {"backprop": "truncated"}, "backprop"),
-    ("paper", {"backprop": "checkpointed"}, "backprop"),
-    ("anchored", {"window": 3}, "window"),
-    ("anchored", {"mixing": 0.5}, "mixing"),
     ("anchored", {"history": "mlp", "window": 3}, "window"),
     ("anchored", {"history": "gru", "mixing": 0.5}, "mixing"),
     # Not of the right kind.
-    ("paper", {"window": 2.0}, "window"),
-    ("paper", {"window": "3"}, "window"),
-    ("anchored", {"depth": 3.5}, "depth"),
-    ("anchored", {"depth": True}, "depth"),
+    *each("paper", window=[2.0, "3"], augment_first=[1.5]),
+    *each("anchored", depth=[3.5, True], feature_axis=[1.0], gamma=["2"]),
     ("anchored", {"delta": "low_rank", "rank": 4.0}, "rank"),
-    ("paper", {"augment_first": 1.5}, "augment_first"),
-    ("anchored", {"feature_axis": 1.0}, "feature_axis"),
-    ("anchored", {"gamma": "2"}, "gamma"),
-    ("anchored", {"lambda_2": math.inf}, "lambda_2"),
     # Without effect.
-    ("anchored", {"time_map": "linear"}, "time_map"),
-    ("anchored", {"rho": 0.3}, "rho"),
+    *each("anchored", time_map=["linear"], rho=[0.3], first_index=[1], direction=["earlier"]),
+    *each("anchored", augment_first=[1], augment_last=[1], ema=[0.5], rank=[2], task_until=[0.9]),
+    *each("anchored", eps=[0.1], end=[2.0]),
+    *each("paper", depth=[3], log_floor=[0.1]),
     ("paper", {"rho": 0.3, "time_map": "linear"}, "rho"),
-    ("anchored", {"first_index": 1}, "first_index"),
-    ("anchored", {"augment_first": 1}, "augment_first"),
-    ("anchored", {"augment_last": 1}, "augment_last"),
     ("paper", {"augment_probability": 0.0, "augment_last": 1}, "augment_last"),
-    ("paper", {"depth": 3}, "depth"),
-    ("paper", {"log_floor": 0.1}, "log_floor"),
     ("anchored", {"loss": "mse", "log_floor": 0.1}, "log_floor"),
-    ("anchored", {"direction": "earlier"}, "direction"),
-    ("anchored", {"ema": 0.5}, "ema"),
     ("paper", {"lambda_1": 1.0, "ema": 0.5}, "ema"),
-    ("anchored", {"rank": 2}, "rank"),
-    ("anchored", {"task_until": 0.9}, "task_until"),
     ("paper", {"lambda_2": 0.0, "task_until": 0.9}, "task_until"),
-    ("anchored", {"eps": 0.1}, "eps"),
-    ("anchored", {"end": 2.0}, "end"),
 ]
 
 
