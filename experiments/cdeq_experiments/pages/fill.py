@@ -90,8 +90,8 @@ class Known:
 
 def _shown(results: Results, first: int | None) -> str:
     parts = []
-    for dataset in results.datasets:
-        for table in tables(results, dataset)[:first]:
+    for dataset, found in tables(results).items():
+        for table in found[:first]:
             title = ": ".join(filter(None, (plain(dataset), table.caption.lower())))
             parts.append(f"{title}\n\n{table.markdown()}\n")
     return "\n" + "\n".join(parts)

@@ -29,8 +29,9 @@ def frame(results: Results) -> pd.DataFrame:
     rows = pd.DataFrame([vars(row) for row in results.rows], columns=list(Row.__dataclass_fields__))
     rows[["steps", *NUMBERS]] = rows[["steps", *NUMBERS]].astype(float)
     groups = rows.groupby(["dataset", "method", "steps"], sort=False, dropna=False)
-    found = groups[NUMBERS].agg(lambda values: values.mean(skipna=False)).reset_index()
-    found["spread"] = groups["metric"].agg(lambda values: values.std(skipna=False)).to_numpy()
+    whole = groups[NUMBERS].count().eq(groups.size(), axis=0)
+    found = groups[NUMBERS].mean().where(whole).reset_index()
+    found["spread"] = groups["metric"].std().where(whole["metric"]).to_numpy()
     found["seeds"] = groups["seed"].nunique().to_numpy()
     for name in ("parameters", "published"):
         found[name] = groups[name].first().to_numpy()
@@ -55,7 +56,8 @@ def frame(results: Results) -> pd.DataFrame:
 
 
 def _mean_figures(figures: Iterable[dict[str, float]]) -> dict[str, float]:
-    return pd.DataFrame(list(figures)).mean(skipna=False).to_dict()
+    known = [one for one in figures if one]
+    return pd.DataFrame(known).mean(skipna=False).to_dict() if known else {}
 
 
 def best_of(

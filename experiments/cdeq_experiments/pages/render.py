@@ -34,6 +34,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     # Raw HTML in Markdown stays text; a link can lead to the web only.
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -63,11 +64,10 @@ def write_pages(results: Results, folder: str | Path) -> list[Path]:
 def content(results: Results) -> dict[str, Any]:
     """All that a page of one result shows, as text, for the templates."""
     sections = []
-    for dataset in results.datasets:
+    for dataset, found in tables(results).items():
         metric = metric_of(results, dataset)
         names = dict.fromkeys(t.name for t in results.teachers if t.dataset == dataset)
         teachers = [teacher_text(results.teacher(dataset, name), metric) for name in names]
-        found = tables(results, dataset)
         sections.append({"title": dataset, "teachers": teachers, "tables": found})
     rows = frame(results)
     told = [
@@ -103,10 +103,10 @@ def show(console: Console, results: Results) -> None:
             Markdown("\n".join(f"- {finding}" for finding in findings(with_published(results))))
         )
         return
-    for dataset in results.datasets:
+    for dataset, found in tables(results).items():
         title = teacher_text(results.teacher(dataset), metric_of(results, dataset))
         console.print(Text.assemble("\n", (dataset, "bold"), f". {title}"))
-        for table in tables(results, dataset)[:SHOWN]:
+        for table in found[:SHOWN]:
             drawn = TerminalTable(title=table.caption, title_justify="left", title_style="bold")
             for number, name in enumerate(table.head):
                 drawn.add_column(name, justify="right" if number else "left", no_wrap=True)

@@ -29,11 +29,11 @@ class Table(NamedTuple):
 Cell = Callable[[pd.Series], str]
 
 
-def tables(results: Results, dataset: str) -> list[Table]:
-    """All tables of one data set."""
-    found = frame(results)
-    own = found[found["dataset"] == dataset]
-    return list(LAYOUTS[results.page["layout"]](results, dataset, own)) if len(own) else []
+def tables(results: Results) -> dict[str, list[Table]]:
+    """All tables of each data set."""
+    found, lay_out = frame(results), LAYOUTS[results.page["layout"]]
+    parts = {dataset: found[found["dataset"] == dataset] for dataset in results.datasets}
+    return {d: list(lay_out(results, d, own)) if len(own) else [] for d, own in parts.items()}
 
 
 def quantities(results: Results, dataset: str, paper: bool = True) -> dict[str, tuple[str, Cell]]:
