@@ -67,7 +67,7 @@ def test_every_evaluation_is_counted(ahead, max_steps, tol):
 
 
 def test_the_student_finishes_when_it_is_good_enough():
-    x, student = inputs(), make(noise=0.0, norm=0.3, start="zero")
+    x, student = inputs(), make(noise=0.0, norm=0.3, start="teacher")
     result = certified_solve(student, x, tol=1e-2, student_steps=8)
     assert result.finished_by == ["student"] * 6
     assert result.steps.tolist() == [9] * 6
@@ -118,7 +118,7 @@ def test_no_one_finishes_when_the_budget_is_too_small():
 
 def test_samples_are_told_apart():
     x = inputs(6).clone()
-    student = make(Linear, noise=0.0, start="zero")
+    student = make(Linear, noise=0.0, start="teacher")
     x[:3] = 0  # whose equilibrium is the start
     result = certified_solve(student, x, tol=1e-4, max_steps=40, student_steps=1)
     assert result.finished_by == ["student"] * 3 + ["solver"] * 3
@@ -241,7 +241,7 @@ def test_calibration_never_makes_it_worse(monkeypatch, kind, name, noise, decay)
 
 
 def test_calibration_of_harmful_changes_switches_them_off():
-    student, data = make(noise=2.0, start="zero"), batches(2)
+    student, data = make(noise=2.0, start="teacher"), batches(2)
     before = mean_log_distance(student, data, 5)
     clock = student.calibrate(data, steps=5)
     assert mean_log_distance(student, data, 5) < before - 1
@@ -250,7 +250,7 @@ def test_calibration_of_harmful_changes_switches_them_off():
 
 
 def test_calibration_passes_over_time_points_that_are_not_finite():
-    student = make(Linear, noise=0.0, start="zero")
+    student = make(Linear, noise=0.0, start="teacher")
     student.deltas.changes[0].change.fill_(1e38)  # overflows unless it is switched off
     clock = student.calibrate(batches(1), steps=3)
     assert clock[1] == 1.0

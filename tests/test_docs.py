@@ -299,7 +299,7 @@ def changed_student(weight, x, recipe, *, bias_only=False, seed=1):
 
 
 def anchored(**changes):
-    return cdeq.Recipe.from_name("anchored", start="zero", **changes)
+    return cdeq.Recipe.from_name("anchored", start="teacher", **changes)
 
 
 INPUTS = torch.randn(5, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

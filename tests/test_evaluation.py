@@ -142,7 +142,7 @@ def test_two_metrics_at_once():
 def test_every_method_spends_exactly_its_steps():
     model, step = contraction()
     x = batches()[0][0]
-    student = untrained(model, x, start="zero")
+    student = untrained(model, x, start="teacher")
     inner = student.teacher.step_function
     for method, counter in (
         (solver_method(model, Anderson()), step),

@@ -104,7 +104,7 @@ def test_a_window_forgets_the_oldest_evaluation():
 def test_an_untrained_student_with_anderson_is_the_anderson_solver(window, kind, mixing):
     teacher, x = kind(norm=0.9).double(), inputs(dtype=torch.float64)
     recipe = Recipe.from_name(
-        "anchored", start="zero", history="anderson", window=window, mixing=mixing
+        "anchored", start="teacher", history="anderson", window=window, mixing=mixing
     )
     student = Student.for_example(teacher, recipe, x)
     student.history.ridge = 1e-8  # the solver's

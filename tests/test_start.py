@@ -91,7 +91,7 @@ def test_the_teachers_own_network_is_preferred_and_a_given_one_to_that():
     given = Student.for_example(Offering(), recipe, x, own).start_network
     assert type(given) is nn.Linear
     assert torch.equal(given.weight, own.weight)
-    zero = Recipe.from_name("anchored", start="zero")
+    zero = Recipe.from_name("anchored", start="teacher")
     assert Student.for_example(Offering(), zero, x, own).start_network is None
 
 

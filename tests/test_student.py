@@ -72,7 +72,7 @@ def test_negative_steps_are_refused():
 @pytest.mark.parametrize("kind", KINDS)
 def test_untrained_and_anchored_it_is_picard(kind):
     teacher, x = kind(), inputs()
-    student = untrained(teacher, x, "anchored", start="zero").requires_grad_(False)
+    student = untrained(teacher, x, "anchored", start="teacher").requires_grad_(False)
     ours, theirs = student.trajectory(x, 9), solver_states(teacher, x, 9, Picard())
     # A solver keeps a tuple's tensors as views of one, which may round otherwise.
     assert kind is Pair or same_tensors(ours, theirs)
@@ -153,7 +153,7 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
             return torch.sin(x @ self.injection.T)
 
     teacher, x = Curved(), inputs()
-    student = randomized(untrained(teacher, x, "anchored", start="zero", injection="student"), 0.5)
+    student = randomized(untrained(teacher, x, "anchored", start="teacher", injection="student"), 0.5)
     delta = changes_of(student)
     z = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
 
 def test_the_error_obeys_its_bound():
     teacher, x = Linear(norm=0.8).double(), inputs(dtype=torch.float64)
-    student = randomized(untrained(teacher, x, "anchored", start="zero", injection="student"), 1.0)
+    student = randomized(untrained(teacher, x, "anchored", start="teacher", injection="student"), 1.0)
     delta, star = changes_of(student), teacher.equilibrium(x)
     with torch.no_grad():
         states = student.trajectory(x, 40)
@@ -342,7 +342,7 @@ def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
             return super().inject(x)
 
     teacher, x = Counting(), inputs()
-    student = randomized(untrained(teacher, x, "anchored", start="zero", injection="teacher"), 0.5)
+    student = randomized(untrained(teacher, x, "anchored", start="teacher", injection="teacher"), 0.5)
     assert student.shapes.weights == ("weight",)
     student.teacher.injections = 0
     with torch.no_grad():
@@ -351,7 +351,7 @@ def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
         first = torch.tanh(teacher.inject(x))
         W = teacher.weight + student.recipe.decay * changes_of(student)["weight"]
         torch.testing.assert_close(z, torch.tanh(first @ W.T + teacher.inject(x)))
-    both = untrained(teacher, x, "anchored", start="zero", injection="student")
+    both = untrained(teacher, x, "anchored", start="teacher", injection="student")
     both.teacher.injections = 0
     both(x, steps=1)
     assert both.teacher.injections == 2

@@ -157,7 +157,7 @@ def test_mixing_is_exact_at_the_ends():
 
 def test_tied_weights_change_in_the_step_and_not_in_the_readout():
     teacher, x = Tied(), inputs()
-    student = untrained(teacher, x, start="zero", injection="student")
+    student = untrained(teacher, x, start="teacher", injection="student")
     assert student.shapes.weights == ("weight", "injection")
     randomized(student)
     z = student.trajectory(x, 1)[1]
@@ -170,7 +170,7 @@ def test_tied_weights_change_in_the_step_and_not_in_the_readout():
 @pytest.mark.parametrize("recipe", ["paper", "anchored"])
 def test_weight_normed_teachers(recipe):
     teacher, x = Normed(), inputs()
-    student = untrained(teacher, x, recipe, start="zero", injection="student")
+    student = untrained(teacher, x, recipe, start="teacher", injection="student")
     names = {f"layer.parametrizations.weight.original{i}" for i in (0, 1)}
     assert set(student.shapes.weights) == {"injection", *names}
     with torch.no_grad():
@@ -245,6 +245,6 @@ def test_scalar_weights():
         def readout(self, z, context):
             return z
 
-    student = untrained(Scaled(), start="zero", delta="low_rank")
+    student = untrained(Scaled(), start="teacher", delta="low_rank")
     assert student.shapes.weights == ("scale",)
     assert student(inputs()).shape == (6, 5)

@@ -16,11 +16,10 @@ from cdeq.solvers.loop import solve_model
 from cdeq.trajectories.nesting import split_batch
 
 if TYPE_CHECKING:
-    from cdeq.consistency.history import HistoryMemory
-    from cdeq.consistency.parts import Prepared
+    from cdeq.consistency.parts import Prepared, StepMemory
     from cdeq.consistency.student import Student
 
-    Run = tuple[Prepared, State, State, HistoryMemory]
+    Run = tuple[Prepared, State, State, StepMemory | None]
 
 STRENGTHS = (
     1.0,
@@ -77,6 +76,9 @@ def calibrate(
     if not runs:
         raise ValueError("calibration needs at least one batch of held-out data")
 
+    if student.recipe.schedule == "leap":  # no clock to choose
+        student.plan = plan_handover(student, inputs)
+        return ()
     usual = _trained_clock(student, steps)
     usual_error, usual_runs = 0.0, runs
     for fraction in usual:

@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from cdeq.consistency.certify import plan_handover
-from cdeq.consistency.objective import DistillationObjective
+from cdeq.consistency.least_squares import fit_correction
+from cdeq.consistency.objective import DistillationObjective, StartObjective
 from cdeq.consistency.parts import check_teacher
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
@@ -29,6 +30,10 @@ from cdeq.training.parallel import from_main_process, is_main_process, process_r
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
 
+STEPS = {"full": MAX_STEPS, "endpoint": 20 * MAX_STEPS}
+"""Budget of a recorded solve. One to an equilibrium stops when its estimated error is within the tolerance."""
+FITTED_BATCHES = 8
+"""Batches that the linear part of a correction is fitted on."""
 NOT_CONVERGED = 0.1
 """A recorded equilibrium with a residual above this is none."""
 
@@ -41,10 +46,11 @@ def distill(
     fit: FitConfig | None = None,
     folder: str | Path | None = None,
     solver: Solver | None = None,
-    max_steps: int = MAX_STEPS,
+    max_steps: int | None = None,
     tol: float = TOL,
     task_loss: TaskLoss | None = cross_entropy,
     start_network: nn.Module | None = None,
+    correction: nn.Module | None = None,
     seed: int = 0,
     progress: bool | Progress | None = None,
 ) -> Student:
@@ -54,6 +60,7 @@ def distill(
     `data`: batches `x` or `(x, y)`, recorded first with `solver`, `max_steps` and `tol`; or a store recorded
         before, which has its own. A pair is always `(x, y)`; an input that is itself a pair goes into one more
         tuple. Labels are used only by recipes with a task loss, and may be absent.
+    `max_steps`: of a recorded solve; unless given, as many as its estimated error takes, within reason.
     `recipe`: a name or a `Recipe`. `fit`: updates, learning rate and the rest of the training.
     `folder`: where recordings, checkpoints and the log go; the same call on the same folder goes on where an
         earlier one was cut short, to the same weights. A finished recording there is used as it is. Without
@@ -61,8 +68,8 @@ def distill(
     `progress`: True draws bars on standard error; or a function that is told.
     Under torchrun every process makes this same call; each takes its share of every batch.
     """
-    check_teacher(teacher)
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_name(recipe)
+    check_teacher(teacher, needs_weights=recipe.changes_weights)
     rank, world = process_rank()
     place = Path(folder) if folder is not None else None
     with ExitStack() as stack:
@@ -74,7 +81,8 @@ def distill(
                 )
             room = place or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cdeq-")))
             path = room / f"trajectories-{recipe.store_mode}"
-            data = _record(teacher, data, path, recipe, solver, max_steps, tol, progress)
+            steps = max_steps or STEPS[recipe.store_mode]
+            data = _record(teacher, data, path, recipe, solver, steps, tol, progress)
         data.check(teacher=teacher)
         _check_store(data, world)
         if recipe.store_mode == "full" and data.manifest.mode != "full":
@@ -88,7 +96,7 @@ def distill(
             fit or FitConfig(),
             place,
             task_loss,
-            start_network,
+            (start_network, correction),
             seed,
             progress,
         )
@@ -136,7 +144,7 @@ def _record(
                 max_steps=max_steps,
                 tol=tol if recipe.store_mode == "endpoint" else 0.0,
                 mode=recipe.store_mode,
-                dtype=torch.promote_types(_first_weight(teacher).dtype, torch.float32),
+                dtype=torch.promote_types(_first_tensor(teacher).dtype, torch.float32),
                 progress=progress,
             )
         except Exception as error:
@@ -157,20 +165,21 @@ def _fit_student(
     config: FitConfig,
     folder: Path | None,
     task_loss: TaskLoss | None,
-    start_network: nn.Module | None,
+    networks: tuple[nn.Module | None, nn.Module | None],
     seed: int,
     progress: bool | Progress | None,
 ) -> Student:
     rank, world = process_rank()
-    weight = _first_weight(teacher)
+    weight = _first_tensor(teacher)
 
     def placed(batch: TrajectoryBatch) -> TrajectoryBatch:
         return batch.to(weight.device, weight.dtype)
 
     with torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
         torch.manual_seed(seed)
-        student = Student.for_example(teacher, recipe, placed(store[0]).x, start_network).train()
-    objective = DistillationObjective(student, task_loss, seed)
+        student = Student.for_example(teacher, recipe, placed(store[0]).x, *networks).train()
+    precision = target_precision(store)
+    objective = DistillationObjective(student, task_loss, seed, log_floor=precision**2)
 
     def batch_at(update: int) -> TrajectoryBatch:
         """Every batch once in each epoch, in an order that depends on the seed and the epoch alone."""
@@ -183,22 +192,40 @@ def _fit_student(
         batch = store[index]
         return placed(batch.part(rank, world) if world > 1 else batch)
 
+    identity = {
+        "recipe": recipe.to_dict(),
+        "training": {
+            name: value
+            for name, value in asdict(config).items()
+            if name not in ("log_every", "checkpoint_every")
+        },
+        "data": store.manifest.fingerprint,
+        "seed": seed,
+        "start_network": None if student.start_network is None else str(student.start_network),
+    }
+    if recipe.start_updates:
+        run_fit(
+            StartObjective(objective),
+            batch_at,
+            replace(config, updates=recipe.start_updates, warmup=0),
+            folder=None if folder is None else folder / "start",
+            identity=identity,
+            progress=progress,
+            title="distil the start",
+        )
+    if student.correction is not None:
+        fit_correction(
+            student,
+            (read(i) for i in range(min(len(store), FITTED_BATCHES))),
+            steps=recipe.depth,
+            floor=precision,
+        )
     run_fit(
         objective,
         batch_at,
         config,
         folder=folder,
-        identity={
-            "recipe": recipe.to_dict(),
-            "training": {
-                name: value
-                for name, value in asdict(config).items()
-                if name not in ("log_every", "checkpoint_every")
-            },
-            "data": store.manifest.fingerprint,
-            "seed": seed,
-            "start_network": None if student.start_network is None else str(student.start_network),
-        },
+        identity=identity,
         after_update=lambda update: objective.update_average(),
         progress=progress,
         title=f"distil {recipe.name}",
@@ -211,6 +238,12 @@ def _fit_student(
     return student
 
 
-def _first_weight(teacher: nn.Module) -> Tensor:
-    """A weight whose device and dtype stand for the teacher's."""
-    return next(p for p in teacher.parameters() if p.is_floating_point())
+def _first_tensor(teacher: nn.Module) -> Tensor:
+    """A tensor whose device and dtype stand for the teacher's; one of single precision if it has none."""
+    tensors = (*teacher.parameters(), *teacher.buffers())
+    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+
+
+def target_precision(store: TrajectoryStore) -> float:
+    """The relative distance below which the recorded equilibria cannot tell one state from another."""
+    return min(max(2 * float(store.precision().median()), 1e-5), 3e-2)

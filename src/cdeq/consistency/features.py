@@ -20,10 +20,10 @@ def feature_axis_of(tensor: Tensor, axis: int | None = None) -> int:
 class FeatureLinear(nn.Module):
     """y = W x + b along one axis."""
 
-    def __init__(self, inputs: int, outputs: int, axis: int):
+    def __init__(self, inputs: int, outputs: int, axis: int, bias: bool = True):
         super().__init__()
         self.axis = axis
-        self.linear = nn.Linear(inputs, outputs)
+        self.linear = nn.Linear(inputs, outputs, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.axis == 1 and x.ndim == 4:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cdeq.consistency.features import FeatureLinear
 from cdeq.equilibrium.states import State, StateLayout, norm_dtype, subtract, tensors_of
-from cdeq.solvers.anderson import Anderson, anderson_weights
+from cdeq.solvers.anderson import Anderson, anderson_weights, causal_products
 
 Evaluation = tuple[State, State]
 """A state z and the student's evaluation h(z) there."""
@@ -50,9 +50,21 @@ class AndersonHistory(WindowHistory):
     The weights alpha are held constant in the gradient. Mixes in at least single precision.
     """
 
-    def __init__(self, window: int, mixing: float, batched: bool, ridge: float = 1e-6):
+    def __init__(
+        self,
+        window: int,
+        mixing: float,
+        batched: bool,
+        ridge: float = 1e-6,
+        causal: bool = False,
+    ):
         super().__init__()
         self.window, self.mixing, self.batched, self.ridge = window, mixing, batched, ridge
+        self.causal = causal
+
+    def positions(self, z: State) -> int | None:
+        """Positions that have mixing weights of their own; None for one set of weights for each sample."""
+        return z.shape[1] if self.causal and isinstance(z, Tensor) and z.ndim == 3 else None
 
     def predict(self, evaluations: list[Evaluation]) -> State:
         if len(evaluations) == 1 and self.mixing == 1.0:
@@ -61,21 +73,28 @@ class AndersonHistory(WindowHistory):
         z = torch.stack([layout.flatten(z) for z, _ in evaluations], dim=1)
         h = torch.stack([layout.flatten(h) for _, h in evaluations], dim=1)
         dtype = norm_dtype(z.dtype)
+        positions = self.positions(evaluations[-1][0])
         with torch.no_grad():
             residuals = subtract(h, z)
-            alpha = anderson_weights(residuals @ residuals.mT, self.ridge).to(dtype)
+            alpha = self._weights(residuals, positions).to(dtype)
         images = h.to(dtype)
         if self.mixing != 1.0:
             images = z.to(dtype).lerp(images, self.mixing)
-        mixed = torch.bmm(alpha[:, None], images).squeeze(1)
+        if positions is None:
+            mixed = torch.bmm(alpha[:, None], images).squeeze(1)
+        else:
+            parts = images.unflatten(2, (positions, -1))
+            mixed = (alpha.mT[..., None] * parts).sum(dim=1).flatten(1)
         return layout.restore(mixed.to(z.dtype))
 
-    def in_place(self, memory: HistoryMemory, steps: int) -> tuple[RunningAnderson, HistoryMemory]:
-        """The same mixing for a rollout of `steps` steps that nobody differentiates, with its memory so far."""
-        running, kept = RunningAnderson(self, min(self.window, steps - 1)), None
-        for z, h in memory:
-            _, kept = running(z, h, kept)
-        return running, kept
+    def _weights(self, residuals: Tensor, positions: int | None) -> Tensor:
+        """alpha (B, n), or (B, L, n) for each position from the positions up to it."""
+        if positions is None:
+            return anderson_weights(residuals @ residuals.mT, self.ridge)
+        parts = residuals.unflatten(2, (positions, -1))
+        rows = [causal_products(part, parts) for part in parts.unbind(1)]
+        gram = torch.stack(rows, dim=2)
+        return anderson_weights(gram.flatten(0, 1), self.ridge).unflatten(0, gram.shape[:2])
 
 
 class RunningAnderson:
@@ -84,9 +103,14 @@ class RunningAnderson:
     Each residual meets the others once, where `AndersonHistory` forms their products anew at each step.
     """
 
-    def __init__(self, history: AndersonHistory, window: int):
+    def __init__(self, history: AndersonHistory, window: int, z: State):
         self.batched = history.batched
-        self.solver = Anderson(window=window, mixing=history.mixing, ridge=history.ridge)
+        self.solver = Anderson(
+            window=window,
+            mixing=history.mixing,
+            ridge=history.ridge,
+            positions=history.positions(z),
+        )
 
     def __call__(self, z: State, h: State, memory: HistoryMemory) -> tuple[State, HistoryMemory]:
         layout = StateLayout.of(z, self.batched)

@@ -12,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from cdeq.consistency.clock import TIME_MAPS
-from cdeq.consistency.history import HistoryMemory
 from cdeq.consistency.losses import (
     Distance,
     global_loss,
@@ -23,7 +22,7 @@ from cdeq.consistency.losses import (
     supervised_loss,
     total_loss,
 )
-from cdeq.consistency.parts import Prepared, TimePoint
+from cdeq.consistency.parts import Prepared, StepMemory, TimePoint
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import Input
 from cdeq.equilibrium.memory import Segment, require_memory
@@ -34,18 +33,28 @@ from cdeq.trajectories import TrajectoryBatch, augment_endpoints
 
 Metrics = dict[str, Tensor]
 
+DEFAULT_FLOOR = 1e-3
+"""Of the log loss, where neither the recipe nor the precision of the targets says."""
+
 
 class DistillationObjective(nn.Module):
     """forward(batch, update) -> loss, metrics. All random draws depend on `seed` and the update's number."""
 
-    def __init__(self, student: Student, task_loss: TaskLoss | None, seed: int):
+    def __init__(
+        self,
+        student: Student,
+        task_loss: TaskLoss | None,
+        seed: int,
+        log_floor: float | None = None,
+    ):
         super().__init__()
+        log_floor = student.recipe.log_floor or log_floor or DEFAULT_FLOOR
         self.student, self.task_loss, self.seed = student, task_loss, seed
         recipe = student.recipe
         self.recipe = recipe
         self.distance: Distance = {
             "mse": partial(mean_squared_error, batched=student.batched),
-            "log": partial(log_distance, batched=student.batched, floor=recipe.log_floor),
+            "log": partial(log_distance, batched=student.batched, floor=log_floor),
         }[recipe.loss]
         self._average: AveragedModel | None = None
         self._target: Student | None = None
@@ -209,7 +218,7 @@ class DistillationObjective(nn.Module):
             return None
         return self.student.teacher.readout(batch.endpoint, prepared.base)
 
-    def _step(self, here: Point, prepared: Prepared) -> tuple[State, HistoryMemory]:
+    def _step(self, here: Point, prepared: Prepared) -> tuple[State, StepMemory]:
         arguments = (here.z, here.time, here.memory, prepared)
         if self.recipe.backprop == "checkpointed":
             return checkpoint(self.student.advance, *arguments, use_reentrant=False)
@@ -234,19 +243,42 @@ class DistillationObjective(nn.Module):
             return relative_distance(z, batch.endpoint, self.student.batched).mean()
 
 
+class StartObjective(nn.Module):
+    """The distance of the start alone: a first stage of training that needs no evaluation of f."""
+
+    def __init__(self, objective: DistillationObjective):
+        super().__init__()
+        assert objective.student.start_network is not None
+        self.network = objective.student.start_network
+        self._of = [objective]  # not a submodule: only the start is trained
+
+    def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
+        [objective] = self._of
+        student = objective.student
+        with torch.no_grad():
+            prepared = student.prepare(batch.x)
+        z = student.begin(prepared)
+        return objective.distance(z, batch.endpoint), {
+            "distance": objective._shown_distance(z, batch)
+        }
+
+
 class Point(NamedTuple):
     """A state of a rollout, what the history remembers there, and its point on the clock."""
 
     z: State
-    memory: HistoryMemory
+    memory: StepMemory | None
     time: TimePoint
 
 
 def _detached(point: Point) -> Point:
     """A copy that no gradient flows through."""
     memory = point.memory
-    if memory is not None:
-        memory = [(map_state(Tensor.detach, a), map_state(Tensor.detach, b)) for a, b in memory]
+    if memory is not None and memory.history is not None:
+        kept = [
+            (map_state(Tensor.detach, a), map_state(Tensor.detach, b)) for a, b in memory.history
+        ]
+        memory = memory._replace(history=kept)
     return Point(map_state(Tensor.detach, point.z), memory, point.time)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cdeq.consistency.history import HistoryMemory
 from cdeq.consistency.weights import mix_contexts
 from cdeq.equilibrium.contract import Context, Input, check_contract
 from cdeq.equilibrium.states import State, tensors_of
@@ -36,6 +37,14 @@ class Prepared(NamedTuple):
     def step(self, z: State, c: float | Tensor) -> State:
         """f(z; theta + c delta), in the context mixed with the same c."""
         return self.call(c, z, mix_contexts(self.base, self.changed, c))
+
+
+class StepMemory(NamedTuple):
+    """What a step must know of those before it: how many there were, the gates of the correction, and the history's."""
+
+    number: int
+    gates: Any
+    history: HistoryMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +75,18 @@ class TeacherMethods(nn.Module):
         return functional_call(self, named, (method, *arguments))
 
 
-def check_teacher(teacher: object) -> None:
-    """Refuse what a student cannot be made of: no equilibrium model, or one without weights."""
+def check_teacher(teacher: object, *, needs_weights: bool) -> None:
+    """Refuse what a student cannot be made of: no equilibrium model, or one without the weights it would change."""
     check_contract(teacher)
-    if not isinstance(teacher, nn.Module) or not any(
-        p.is_floating_point() for p in teacher.parameters()
-    ):
+    if not isinstance(teacher, nn.Module):
         raise TypeError(
-            "a teacher must be an nn.Module with parameters, which the student's changes are made of; "
-            "wrap plain functions with cdeq.from_functions and pass it your modules"
+            f"a teacher must be an nn.Module, and {type(teacher).__name__} is none: wrap its functions with "
+            "cdeq.from_functions"
+        )
+    if needs_weights and not any(p.is_floating_point() for p in teacher.parameters()):
+        raise TypeError(
+            "this recipe changes the teacher's weights, and the teacher has no parameters: pass its modules to "
+            "cdeq.from_functions, or use recipe='corrected', which needs none"
         )
 
 

@@ -24,20 +24,25 @@ class Recipe:
       gamma, eps, end   exponent and interval of the boundary coefficients.
       time_map, rho     solver time of the teacher's states z_k.
       decay             the paper's inference beta: step j runs at fraction 1 - decay^j of solver time.
-      schedule          that clock: `fixed`, or `learned` (weights boundary only).
+      schedule          that clock: `fixed`, `learned`, or `leap`: the first `leap` steps run with all of the change,
+                        the later ones with the teacher's own weights (both for the weights boundary only).
+      correction        of the teacher's residual at each step: `none`, or `learned` (see correction.py).
+      safeguard         in use, a sample whose corrected residual grows goes back to its best state, without correction.
       history, window, mixing   what is made of the last window + 1 evaluations.
-      start             initial state: the teacher's own, or one learned from the context.
+      start             initial state: the `teacher`'s own, or with a `learned` change of it.
       delta, rank       change of weights: `full`, or `low_rank`.
       injection         the context: of the `student`'s weights, mixed as they are, or the `teacher`'s alone,
                         which saves one injection for each input.
       feature_axis      axis of the features in a state tensor; None: 1 for (B, C, H, W), else the last.
     Training
+      start_updates  updates of the start alone, before the rest; they cost no evaluation of f.
       states     the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps; depth has no
                  meaning for the former.
       memory     of a model that has one: what the `teacher` remembers of the text before, or what the student
                  itself would, after one to `depth` steps on it (`own`), which is what it meets in use.
       backprop   through the rollout: `full`, `checkpointed` (same gradient, less memory), `truncated` (a step).
-      loss       `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor).
+      loss       `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor); a log_floor of None follows
+                 the precision of the recorded equilibria.
       lambda_1   global against local consistency; lambda_2: weight of the task loss, up to fraction
                  `task_until` of solver time.
       agreement  weight of the divergence of the student's answer at each step from the converged teacher's, for
@@ -57,22 +62,26 @@ class Recipe:
     time_map: Literal["exponential", "linear", "cosine"] = "exponential"
     rho: float = 0.1
     decay: float = 0.5
-    schedule: Literal["fixed", "learned"] = "fixed"
+    schedule: Literal["fixed", "learned", "leap"] = "fixed"
+    leap: int = 1
+    correction: Literal["none", "learned"] = "none"
+    safeguard: bool = False
     history: Literal["anderson", "mlp", "gru", "none"] = "none"
     window: int = 1
     mixing: float = 1.0
-    start: Literal["zero", "learned"] = "learned"
+    start: Literal["teacher", "learned"] = "learned"
     delta: Literal["full", "low_rank"] = "full"
     rank: int = 8
     injection: Literal["student", "teacher"] = "teacher"
     feature_axis: int | None = None
 
     states: Literal["teacher", "own"] = "own"
+    start_updates: int = 0
     depth: int = 6
     memory: Literal["teacher", "own"] = "teacher"
     backprop: Literal["full", "checkpointed", "truncated"] = "full"
     loss: Literal["mse", "log"] = "log"
-    log_floor: float = 1e-3
+    log_floor: float | None = 1e-3
     lambda_1: float = 1.0
     lambda_2: float = 0.0
     agreement: float = 0.0
@@ -87,6 +96,11 @@ class Recipe:
     def __post_init__(self) -> None:
         for problem in _problems(self):
             raise RecipeError(f"recipe {self.name!r}: {problem}")
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether any step runs with changed weights."""
+        return self.schedule != "leap" or self.leap > 0
 
     @property
     def store_mode(self) -> Literal["full", "endpoint"]:
@@ -130,12 +144,16 @@ class Recipe:
 
 
 NUMBERS: dict[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
-    "a whole number": ((int,), ("window", "rank", "depth", "augment_first", "augment_last")),
+    "a whole number": (
+        (int,),
+        ("window", "rank", "leap", "start_updates", "depth", "augment_first", "augment_last"),
+    ),
     "a whole number or None": ((int, type(None)), ("feature_axis",)),
+    "a number or None": ((int, float, type(None)), ("log_floor",)),
     "a number": (
         (int, float),
         (
-            *("gamma", "eps", "end", "rho", "decay", "mixing", "log_floor", "lambda_1", "lambda_2"),
+            *("gamma", "eps", "end", "rho", "decay", "mixing", "lambda_1", "lambda_2"),
             *("agreement", "task_until", "ema", "augment_probability"),
         ),
     ),
@@ -147,9 +165,11 @@ def _problems(r: Recipe) -> list[str]:
     choices = {
         "boundary": ("state", "weights"),
         "time_map": tuple(TIME_MAPS),
-        "schedule": ("fixed", "learned"),
+        "schedule": ("fixed", "learned", "leap"),
+        "correction": ("none", "learned"),
+        "safeguard": (False, True),
         "history": ("anderson", "mlp", "gru", "none"),
-        "start": ("zero", "learned"),
+        "start": ("teacher", "learned"),
         "delta": ("full", "low_rank"),
         "injection": ("student", "teacher"),
         "states": ("teacher", "own"),
@@ -181,7 +201,10 @@ def _problems(r: Recipe) -> list[str]:
         (0 < r.mixing <= 1, "mixing must lie in (0, 1]"),
         (r.rank >= 1, "rank must be at least 1"),
         (r.depth >= 1, "depth must be at least 1"),
-        (0 < r.log_floor < math.inf, "log_floor must be positive and finite"),
+        (
+            r.log_floor is None or 0 < r.log_floor < math.inf,
+            "log_floor must be positive and finite",
+        ),
         (0 <= r.lambda_1 <= 1, "lambda_1 must lie in [0, 1]"),
         (0 <= r.lambda_2 < math.inf, "lambda_2 must be finite and not negative"),
         (0 <= r.agreement < math.inf, "agreement must be finite and not negative"),
@@ -192,9 +215,22 @@ def _problems(r: Recipe) -> list[str]:
             min(r.augment_first, r.augment_last) >= 0,
             "augment_first and augment_last must not be negative",
         ),
+        (min(r.leap, r.start_updates) >= 0, "leap and start_updates must not be negative"),
         (
-            not (r.schedule == "learned" and r.boundary == "state"),
-            "schedule='learned' sets the strength of the weights' change and needs boundary='weights'",
+            not (r.schedule != "fixed" and r.boundary == "state"),
+            f"schedule={r.schedule!r} sets the strength of the weights' change and needs boundary='weights'",
+        ),
+        (
+            not (r.correction == "learned" and not (r.schedule == "leap" and r.states == "own")),
+            "correction='learned' is of the teacher's own steps and needs schedule='leap' and states='own'",
+        ),
+        (
+            not (r.safeguard and not (r.correction == "learned" and r.history == "anderson")),
+            "safeguard watches over corrected and mixed steps: it needs correction='learned', history='anderson'",
+        ),
+        (
+            not (r.start_updates and r.start == "teacher"),
+            "start_updates train a learned start: it needs start='learned'",
         ),
         (
             not (r.schedule == "learned" and r.states == "teacher"),
@@ -238,7 +274,7 @@ def paper() -> Recipe:
         history="anderson",
         window=1,
         injection="student",
-        start="zero",
+        start="teacher",
         states="teacher",
         loss="mse",
         lambda_1=0.8,
@@ -252,7 +288,40 @@ def anchored() -> Recipe:
     return Recipe(name="anchored")
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"paper": paper, "anchored": anchored}
+def corrected() -> Recipe:
+    """Learned start, then the teacher's own steps, each with a learned correction, under Anderson's method."""
+    return Recipe(
+        name="corrected",
+        schedule="leap",
+        leap=0,
+        correction="learned",
+        safeguard=True,
+        history="anderson",
+        window=5,
+        start_updates=300,
+        log_floor=None,
+    )
+
+
+def warm_start() -> Recipe:
+    """The control: a learned start, trained for it, then nothing but Anderson's method."""
+    return Recipe(
+        name="warm_start",
+        schedule="leap",
+        leap=0,
+        history="anderson",
+        window=5,
+        start_updates=300,
+        log_floor=None,
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "paper": paper,
+    "anchored": anchored,
+    "corrected": corrected,
+    "warm_start": warm_start,
+}
 
 
 Condition = tuple[Callable[[Recipe], bool], str]
@@ -268,6 +337,10 @@ EFFECTS: dict[str, tuple[Condition, ...]] = {
     "rho": (TEACHER_STATES, (lambda r: r.time_map == "exponential", "time_map='exponential'")),
     "rank": ((lambda r: r.delta == "low_rank", "delta='low_rank'"),),
     "depth": ((lambda r: r.states == "own" or r.memory == "own", "states='own' or memory='own'"),),
+    "leap": ((lambda r: r.schedule == "leap", "schedule='leap'"),),
+    "decay": ((lambda r: r.schedule != "leap", "schedule other than 'leap'"),),
+    "gamma": ((lambda r: r.schedule != "leap", "schedule other than 'leap'"),),
+    "delta": ((lambda r: r.schedule != "leap" or r.leap > 0, "a leap"),),
     "log_floor": ((lambda r: r.loss == "log", "loss='log'"),),
     "task_until": ((lambda r: r.lambda_2 > 0, "lambda_2 above 0"),),
     "direction": (LOCAL_LOSS,),

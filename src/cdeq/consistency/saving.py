@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 PARTS = ("teacher", "student")
+NETWORKS = (("start_network", "start_network"), ("correction_network", "correction"))
+"""A teacher's offer of a network, and what a student calls it."""
 DIGITS = 12  # of a checksum, in a file's name
 
 
@@ -114,18 +116,14 @@ def _require_shape(name: str, saved: torch.Size, own: torch.Size, source: Path) 
 def save_student(student: Student, folder: Path) -> None:
     """Write the folder, or replace the student in it as a whole."""
     teacher = student.methods.model
-    start = student.start_network
     config: dict[str, Any] = {
         "format": FORMAT,
         "recipe": student.recipe.to_dict(),
         "shapes": asdict(student.shapes),
         "teacher": {"class": _path_of(teacher), "config": _config_of(teacher)},
-        "start_network": None
-        if start is None
-        else {
-            "from_teacher": _config_of(start) is None and hasattr(teacher, "start_network"),
-            "class": _path_of(start),
-            "config": _config_of(start),
+        **{
+            name: _described(name, getattr(student, attribute), teacher)
+            for name, attribute in NETWORKS
         },
         "calibrated": list(student.calibrated),
         "plan": [[tol, steps] for tol, steps in student.plan.items()],
@@ -193,24 +191,43 @@ def _rebuilt(
         teacher = _build(config["teacher"], teacher, "teacher")
     path, tensors = _read_part("teacher", folder, config)
     fill_model(teacher, tensors, path)
-    start = config["start_network"]
-    network: nn.Module | None = None
-    if start is not None:
-        offered: Any = getattr(teacher, "start_network", None)
-        network = offered() if start["from_teacher"] else _build(start, None, "start network")
-        if start["from_teacher"] and _path_of(network) != start["class"]:
-            raise StudentFolderError(
-                f"the start network is a {start['class']}, the teacher offers a {_path_of(network)}; "
-                "one of your own needs a `config`, a dict of its arguments"
-            )
+    networks = [_network(name, config.get(name), teacher) for name, _ in NETWORKS]
     known = TeacherShapes(**{name: tuple(value) for name, value in shapes.items()})
-    student = cls(teacher, recipe, known, network)
+    student = cls(teacher, recipe, known, *networks)
     student.calibrated = tuple(config["calibrated"])
     student.plan = {float(tol): int(steps) for tol, steps in config["plan"]}
     path, tensors = _read_part("student", folder, config)
     tensors |= {f"methods.model.{n}": t for n, t in model_tensors(teacher).items()}
     fill_model(student, tensors, path)
     return student
+
+
+def _described(name: str, network: nn.Module | None, teacher: nn.Module) -> dict[str, Any] | None:
+    """How a network of the student's is built again: by the teacher's offer, or from its class and config."""
+    if network is None:
+        return None
+    config = _config_of(network)
+    if config is None and not hasattr(teacher, name):
+        raise StudentFolderError(
+            f"the student's {name}, a {type(network).__name__}, could not be loaded again: give it a `config`, a dict "
+            "of its constructor's arguments"
+        )
+    return {"from_teacher": config is None, "class": _path_of(network), "config": config}
+
+
+def _network(name: str, entry: dict[str, Any] | None, teacher: nn.Module) -> nn.Module | None:
+    """A network of the student's, untrained."""
+    if entry is None:
+        return None
+    if not entry["from_teacher"]:
+        return _build(entry, None, name)
+    network = getattr(teacher, name)()
+    if _path_of(network) != entry["class"]:
+        raise StudentFolderError(
+            f"the {name} is a {entry['class']}, the teacher offers a {_path_of(network)}; "
+            "one of your own needs a `config`, a dict of its arguments"
+        )
+    return network
 
 
 def _path_of(module: nn.Module) -> str:

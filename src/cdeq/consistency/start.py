@@ -1,90 +1,101 @@
-"""A learned start for any teacher: a small pointwise network from the context to the state."""
+"""A learned start for any teacher: the teacher's own start and a small network's change of it."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn import functional as F
 
 from cdeq.consistency.features import FeatureLinear
+from cdeq.consistency.groups import Group, groups_of, seen, state_like
 from cdeq.equilibrium.contract import Context
-from cdeq.equilibrium.states import State, tensors_of
-from cdeq.equilibrium.trees import tensors_in
+from cdeq.equilibrium.states import State
+
+SMALLEST_HIDDEN = 32
+"""Hidden features of a start, at least: they do not follow a state of one channel."""
+LARGEST_HIDDEN = 256
 
 
-def context_tensors(context: Context) -> list[Tensor]:
-    """The dense floating tensors of a context, in order."""
-    return [
-        tensor
-        for tensor in tensors_in(context)
-        if tensor.layout == torch.strided and tensor.is_floating_point()
-    ]
+class LearnedStart(nn.Module):
+    """z_0 = start + s(context, start), from what the context and the teacher's start are at each position.
 
-
-class PointwiseStart(nn.Module):
-    """z_0 = V gelu(U u) at each position, u the context's tensors that share the state's positions.
-
-    It sees one position at a time, so it is cheap, and causal where the teacher is. Starts at zero.
+    Images are seen through convolutions at three resolutions, all else one position at a time, which is causal where
+    the teacher is. Before training s is zero.
     """
 
-    def __init__(
-        self,
-        sources: list[list[int]],
-        inputs: list[int],
-        features: list[int],
-        axes: list[int],
-        is_tuple: bool,
-    ):
-        super().__init__()
-        self.config = {
-            "sources": sources,
-            "inputs": inputs,
-            "features": features,
-            "axes": axes,
-            "is_tuple": is_tuple,
-        }
-        self.sources, self.axes, self.is_tuple = sources, axes, is_tuple
-        sizes = list(zip(inputs, features, axes, strict=True))
-        self.inner = nn.ModuleList(FeatureLinear(i, f, a) for i, f, a in sizes)
-        self.outer = nn.ModuleList(FeatureLinear(f, f, a) for _, f, a in sizes)
-        for layer in self.outer:
-            nn.init.zeros_(layer.linear.weight)  # type: ignore[union-attr, arg-type]
-            nn.init.zeros_(layer.linear.bias)  # type: ignore[union-attr, arg-type]
+    takes_start = True
+    """It is called with the context and the teacher's start; a network of a teacher's own, with the context alone."""
 
-    @classmethod
-    def matching(cls, context: Context, state: State, axes: list[int]) -> PointwiseStart:
-        """The network for contexts and states like these."""
-        tensors, sources = context_tensors(context), []
-        for z, axis in zip(tensors_of(state), axes, strict=True):
-            positions = _without(z.shape, axis)
-            found = [
-                i
-                for i, u in enumerate(tensors)
-                if u.ndim == z.ndim and _without(u.shape, axis) == positions
-            ]
-            if not found:
-                raise ValueError(
-                    "start='learned': no tensor of the context has the state's positions "
-                    f"{tuple(z.shape)}; give the teacher a start_network(), or use start='zero'"
-                )
-            sources.append(found)
-        inputs = [sum(tensors[i].shape[a] for i in s) for s, a in zip(sources, axes, strict=True)]
-        return cls(
-            sources,
-            inputs,
-            [z.shape[a] for z, a in zip(tensors_of(state), axes, strict=True)],
-            axes,
-            not isinstance(state, Tensor),
+    def __init__(self, groups: list[dict[str, Any]]):
+        super().__init__()
+        self.config = {"groups": groups}
+        self.groups = [Group.from_dict(group) for group in groups]
+        self.networks = nn.ModuleList(
+            ImageChange(group) if group.is_image else PointwiseChange(group)
+            for group in self.groups
         )
 
-    def forward(self, context: Context) -> State:
-        tensors = context_tensors(context)
-        parts = []
-        for i, axis in enumerate(self.axes):
-            seen = torch.cat([tensors[s] for s in self.sources[i]], dim=axis)
-            parts.append(self.outer[i](functional.gelu(self.inner[i](seen))))
-        return tuple(parts) if self.is_tuple else parts[0]
+    @classmethod
+    def matching(cls, context: Context, state: State, axes: list[int]) -> LearnedStart:
+        """The network for contexts and states like these."""
+        return cls([group.to_dict() for group in groups_of(context, state, axes)])
+
+    def forward(self, context: Context, start: State) -> State:
+        changes = [
+            network(seen(group, context, start))
+            for group, network in zip(self.groups, self.networks, strict=True)
+        ]
+        return state_like(start, self.groups, changes)
 
 
-def _without(shape: torch.Size, axis: int) -> tuple[int, ...]:
-    return tuple(size for i, size in enumerate(shape) if i != axis)
+def hidden_features(group: Group) -> int:
+    return min(max(2 * group.width, SMALLEST_HIDDEN), LARGEST_HIDDEN)
+
+
+def zeroed(layer: Any) -> Any:
+    """A linear layer that gives zero before training."""
+    inner = getattr(layer, "linear", layer)
+    nn.init.zeros_(inner.weight)
+    if inner.bias is not None:
+        nn.init.zeros_(inner.bias)
+    return layer
+
+
+class PointwiseChange(nn.Module):
+    """V gelu(U u) at each position."""
+
+    def __init__(self, group: Group):
+        super().__init__()
+        hidden = hidden_features(group)
+        self.inner = FeatureLinear(group.source_features + group.width, hidden, group.axis)
+        self.outer = zeroed(FeatureLinear(hidden, group.width, group.axis))
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self.outer(F.gelu(self.inner(u)))
+
+
+class ImageChange(nn.Module):
+    """Convolutions at full, half and quarter resolution, the coarser added to the finer."""
+
+    def __init__(self, group: Group):
+        super().__init__()
+        hidden = min(max(group.width, 24), 64)
+        self.enter = nn.Conv2d(group.source_features + group.width, hidden, 3, padding=1)
+        self.middle = nn.Conv2d(hidden, hidden, 3, padding=1)
+        self.coarse = nn.Conv2d(hidden, hidden, 3, padding=1)
+        self.leave = zeroed(
+            nn.Conv2d(hidden, group.width, 3 if group.width < 8 else 1, padding="same")
+        )
+
+    def forward(self, u: Tensor) -> Tensor:
+        full = F.gelu(self.enter(u))
+        half = F.gelu(self.middle(pooled(full, 2)))
+        quarter = F.gelu(self.coarse(pooled(half, 2)))
+        half = half + F.interpolate(quarter, size=half.shape[2:])
+        return self.leave(full + F.interpolate(half, size=full.shape[2:]))
+
+
+def pooled(x: Tensor, side: int) -> Tensor:
+    """Means over squares; a margin that is no whole square counts with what there is of it."""
+    return F.avg_pool2d(x, side, ceil_mode=True, count_include_pad=False)

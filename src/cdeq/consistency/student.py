@@ -19,6 +19,7 @@ from cdeq.consistency.calibration import calibrate
 from cdeq.consistency.certify import CertifiedSolution, certified_solve
 from cdeq.consistency.clock import inference_fraction, solver_time
 from cdeq.consistency.copying import copy_of, frozen_copy
+from cdeq.consistency.correction import LearnedCorrection
 from cdeq.consistency.features import TimeHead, feature_axis_of
 from cdeq.consistency.history import (
     AndersonHistory,
@@ -26,9 +27,11 @@ from cdeq.consistency.history import (
     HistoryMemory,
     MLPHistory,
     NoHistory,
+    RunningAnderson,
 )
 from cdeq.consistency.parts import (
     Prepared,
+    StepMemory,
     TeacherMethods,
     TeacherShapes,
     TimePoint,
@@ -36,15 +39,20 @@ from cdeq.consistency.parts import (
     weights_in_use,
 )
 from cdeq.consistency.recipes import Recipe
+from cdeq.consistency.safeguard import GuardedAnderson
 from cdeq.consistency.saving import load_student, save_student
-from cdeq.consistency.start import PointwiseStart
+from cdeq.consistency.start import LearnedStart
 from cdeq.consistency.weights import Deltas, mix_weights
 from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, tensors_of
+from cdeq.equilibrium.trees import tensors_in
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 
 NEGLIGIBLE_STRENGTH = 1e-6
 """Below this share of the student's change a step is the teacher's own."""
+
+LOOSE = ("rates", "gains")
+"""Parameters of the student that are in no module of its own."""
 
 History = Callable[[State, State, HistoryMemory], tuple[State, HistoryMemory]]
 
@@ -61,6 +69,7 @@ class Student(nn.Module):
         recipe: Recipe,
         shapes: TeacherShapes,
         start_network: nn.Module | None,
+        correction: nn.Module | None = None,
     ):
         super().__init__()
         check_contract(teacher)
@@ -78,52 +87,70 @@ class Student(nn.Module):
             else None
         )
         histories: dict[str, Callable[[], nn.Module]] = {
-            "anderson": lambda: AndersonHistory(recipe.window, recipe.mixing, self.batched),
+            "anderson": lambda: AndersonHistory(
+                recipe.window, recipe.mixing, self.batched, causal=getattr(teacher, "causal", False)
+            ),
             "mlp": lambda: MLPHistory(shapes.features, shapes.axes),
             "gru": lambda: GRUHistory(shapes.features, shapes.axes),
             "none": NoHistory,
         }
         self.history = histories[recipe.history]()
-        self.start_network = start_network
+        self.start_network, self.correction = start_network, correction
+        self.gains: nn.Parameter | None = None
+        if correction is not None:
+            self.gains = nn.Parameter(torch.ones(recipe.depth))
         self.rates: nn.Parameter | None = None
         if recipe.schedule == "learned":
             decay = torch.full((recipe.depth,), recipe.decay)
             self.rates = nn.Parameter(torch.logit(decay))
         self.calibrated: tuple[float, ...] = ()
         self.plan: dict[float, int] = {}
-        self._fit_to(next(w for w in weights.values() if w.is_floating_point()))
+        self._fit_to(teacher)
 
-    def _fit_to(self, weight: Tensor) -> None:
-        """Put the parts beside the teacher where its weights are, in their dtype."""
-        for part in (self.time_heads, self.history, self.start_network):
+    def _fit_to(self, teacher: nn.Module) -> None:
+        """Put the parts beside the teacher where its weights are, in their dtype; a teacher may have none."""
+        tensors = (*teacher.parameters(), *teacher.buffers())
+        like = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+        for part in (self.time_heads, self.history, self.start_network, self.correction):
             if part is not None:
-                part.to(weight.device, weight.dtype)
-        self.to(weight.device)
+                part.to(like.device, like.dtype)
+        self.to(like.device)
 
     @classmethod
     def for_example(
-        cls, teacher: nn.Module, recipe: Recipe, x: Input, start_network: nn.Module | None = None
+        cls,
+        teacher: nn.Module,
+        recipe: Recipe,
+        x: Input,
+        start_network: nn.Module | None = None,
+        correction: nn.Module | None = None,
     ) -> Student:
         """An untrained student of (a frozen copy of) `teacher`, its shapes read off one input."""
-        check_teacher(teacher)
+        check_teacher(teacher, needs_weights=recipe.changes_weights)
         teacher = frozen_copy(teacher)
         with torch.no_grad():
             context = teacher.inject(x)  # type: ignore[operator]
             z0 = teacher.start(context)  # type: ignore[operator]
         axes = [feature_axis_of(z, recipe.feature_axis) for z in tensors_of(z0)]
-        if recipe.start == "zero":
-            start_network = None
-        elif start_network is not None:
-            start_network = copy_of(start_network).requires_grad_(True)
-        else:
-            offered = getattr(teacher, "start_network", None)
-            start_network = offered() if offered else PointwiseStart.matching(context, z0, axes)
+        shape_of = (context, z0, axes)
+        start_network = (
+            _chosen(teacher, "start_network", start_network, LearnedStart, shape_of)
+            if recipe.start == "learned"
+            else None
+        )
+        correction = (
+            _chosen(teacher, "correction_network", correction, LearnedCorrection, shape_of)
+            if recipe.correction == "learned"
+            else None
+        )
         shapes = TeacherShapes(
             features=tuple(z.shape[a] for z, a in zip(tensors_of(z0), axes, strict=True)),
             axes=tuple(axes),
-            weights=weights_in_use(teacher, x, with_injection=recipe.injection == "student"),
+            weights=weights_in_use(teacher, x, with_injection=recipe.injection == "student")
+            if recipe.changes_weights
+            else (),
         )
-        return cls(teacher, recipe, shapes, start_network)
+        return cls(teacher, recipe, shapes, start_network, correction)
 
     @property
     def teacher(self) -> EquilibriumModel:
@@ -151,13 +178,15 @@ class Student(nn.Module):
     def time_point(self, j: int) -> TimePoint:
         """The point of inference step j = 0, 1, ...: calibrated, or as in training."""
         known = len(self.calibrated)
-        if not known:
+        if not known or self.recipe.schedule == "leap":
             return self.trained_time_point(j)
         rest = 1.0 - self.calibrated[min(j, known - 1)]
         return self.time_point_at(1.0 - rest * self.recipe.decay ** max(j - known + 1, 0))
 
     def trained_time_point(self, j: int) -> TimePoint:
-        """The point of step j on the clock of training: learned, or fraction 1 - decay^j."""
+        """The point of step j on the clock of training: a leap or none, learned, or fraction 1 - decay^j."""
+        if self.recipe.schedule == "leap":
+            return self.time_point_at(0.0 if j < self.recipe.leap else 1.0)
         if self.rates is None or j == 0:
             return self.time_point_at(inference_fraction(j, self.recipe.decay))
         rates = torch.sigmoid(self.rates)
@@ -193,10 +222,13 @@ class Student(nn.Module):
         return Prepared(base, changed, call)
 
     def begin(self, prepared: Prepared) -> State:
-        """z_0: the teacher's own start, or the learned one."""
+        """z_0: the teacher's own start, with the learned change of it if there is one."""
+        start = self.teacher.start(prepared.base)
         if self.start_network is None:
-            return self.teacher.start(prepared.base)
-        return self.start_network(prepared.base)
+            return start
+        takes_start = getattr(self.start_network, "takes_start", False)
+        change = self.start_network(prepared.base, *([start] if takes_start else []))
+        return map_state(torch.add, start, change)
 
     def evaluate(self, z: State, point: TimePoint, prepared: Prepared) -> State:
         """h(z, t): the one evaluation of f that a step costs."""
@@ -216,26 +248,61 @@ class Student(nn.Module):
         self,
         z: State,
         point: TimePoint,
-        memory: HistoryMemory,
+        memory: StepMemory | None,
         prepared: Prepared,
         history: History | None = None,
-    ) -> tuple[State, HistoryMemory]:
-        """The one step of inference and training: the next state, and the memory of its history."""
+    ) -> tuple[State, StepMemory]:
+        """The one step of inference and training: the next state, and what the steps after it must know."""
+        history = history or self.history
+        if memory is None:
+            memory = StepMemory(0, self._gates(z, prepared), None)
+        number, gates, kept = memory
         h = self.evaluate(z, point, prepared)
-        predicted, memory = (history or self.history)(z, h, memory)
-        return self.bounded(z, predicted, point), memory
+        change = self._change(z, h, number, gates)
+        if self.recipe.schedule == "leap" and number < self.recipe.leap:
+            predicted = h if change is None else map_state(torch.add, h, change)  # another map's
+        elif change is None:
+            predicted, kept = history(z, h, kept)
+        elif isinstance(history, GuardedAnderson):
+            predicted, kept = history.guarded(z, h, change, kept)
+        else:
+            predicted, kept = history(z, map_state(torch.add, h, change), kept)
+        return self.bounded(z, predicted, point), StepMemory(number + 1, gates, kept)
+
+    def _gates(self, z: State, prepared: Prepared) -> Any:
+        """What of the correction depends on the input alone, computed once."""
+        return None if self.correction is None else self.correction.gate(prepared.base, z)  # type: ignore[operator]
+
+    def _change(self, z: State, h: State, number: int, gates: Any) -> State | None:
+        """The correction N(h - z) of a step, with the gain of its number."""
+        if self.correction is None:
+            return None
+        assert self.gains is not None
+        gain = self.gains[min(number, len(self.gains) - 1)]
+        change = self.correction(map_state(torch.sub, h, z), gates)
+        return map_state(lambda part: gain.to(part.dtype) * part, change)
 
     def rollout(self, prepared: Prepared, steps: int) -> Iterator[State]:
         """z_0, z_1, ..., z_steps (paper, alg:multistep_aa); z_j has cost j evaluations."""
         z = self.begin(prepared)
         yield z
         history: History = self.history
-        memory: HistoryMemory = None
+        if isinstance(history, AndersonHistory) and not self._is_tracked(z, prepared):
+            guarded = self.recipe.safeguard and not self.training
+            history = (GuardedAnderson if guarded else RunningAnderson)(
+                history, max(min(history.window, steps - 1), 1), z
+            )
+        memory: StepMemory | None = None
         for j in range(steps):
-            if j == 1 and isinstance(history, AndersonHistory) and not _is_tracked(z):
-                history, memory = history.in_place(memory, steps)
             z, memory = self.advance(z, self.time_point(j), memory, prepared, history)
             yield z
+
+    def _is_tracked(self, z: State, prepared: Prepared) -> bool:
+        """Whether gradients are recorded for a rollout from this state."""
+        return torch.is_grad_enabled() and any(
+            t.requires_grad
+            for t in (*tensors_of(z), *tensors_in(prepared.base), *self.parameters())
+        )
 
     # Use.
 
@@ -282,17 +349,19 @@ class Student(nn.Module):
     def own_parts(self) -> nn.ModuleDict:
         """The modules with the student's own weights, by name; the teacher is not among them."""
         parts = {name: part for name, part in self.named_children() if name != "methods"}
-        if self.rates is not None:
-            parts["rates"] = nn.ParameterList([self.rates])
+        for name in LOOSE:
+            if getattr(self, name) is not None:
+                parts[name] = nn.ParameterList([getattr(self, name)])
         return nn.ModuleDict(parts)
 
     def with_parts(self, parts: nn.ModuleDict) -> Student:
         """A student with the same teacher and other parts of its own, none of them copied."""
         other = copy.copy(self)
-        other._modules = {**self._modules, **{k: v for k, v in parts.items() if k != "rates"}}
+        other._modules = {**self._modules, **{k: v for k, v in parts.items() if k not in LOOSE}}
         other._parameters = dict(self._parameters)
-        if "rates" in parts:
-            other._parameters["rates"] = parts["rates"][0]  # type: ignore[index]
+        for name in LOOSE:
+            if name in parts:
+                other._parameters[name] = parts[name][0]  # type: ignore[index]
         return other
 
     def save(self, folder: str | Path) -> None:
@@ -305,6 +374,15 @@ class Student(nn.Module):
         return load_student(cls, Path(folder), teacher)
 
 
-def _is_tracked(state: State) -> bool:
-    """Whether a gradient is recorded for the state."""
-    return any(t.requires_grad for t in tensors_of(state))
+def _chosen(
+    teacher: nn.Module,
+    offer: str,
+    given: nn.Module | None,
+    default: Any,
+    shape_of: tuple[Context, State, list[int]],
+) -> nn.Module:
+    """A network of the student's: the user's own, the one that the teacher offers, or the default for its state."""
+    if given is not None:
+        return copy_of(given).requires_grad_(True)
+    offered = getattr(teacher, offer, None)
+    return offered() if offered else default.matching(*shape_of)

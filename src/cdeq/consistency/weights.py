@@ -57,10 +57,10 @@ def mix_weights(
     """theta + c delta by name; nothing at c = 0, where the teacher's own weights serve."""
     if isinstance(c, Tensor):
         mixed = [t + c.to(t.dtype) * d for t, d in zip(theta, delta, strict=True)]
-    elif c == 0.0:
+    elif c == 0.0 or not names:
         return {}
     else:
-        mixed = list(torch._foreach_add(theta, delta, alpha=c))
+        mixed = [torch.add(t, d, alpha=c) for t, d in zip(theta, delta, strict=True)]
     return dict(zip(names, mixed, strict=True))
 
 

@@ -18,10 +18,12 @@ Input = Any
 class EquilibriumModel(Protocol):
     """A model whose output is read off the equilibrium z = step(z, context).
 
-    Four attributes are optional. `batched` (default True) says whether states have a batch axis, first in
+    Some attributes are optional. `batched` (default True) says whether states have a batch axis, first in
     every tensor; a graph is one sample and sets it to False. `start_network()` may offer a small module
     `(context) -> state` that a student can learn to start from. `config`, a dict of the class's keyword
     arguments, lets a saved student rebuild its teacher. `project()` is called after each update of training.
+    `causal` says that a position of a state (B, L, D) depends on none after it: solvers and students then keep to that.
+    `correction_network()` may offer a module for corrected steps, as consistency/correction.py has them.
     """
 
     def inject(self, x: Input) -> Context:
@@ -40,6 +42,13 @@ class EquilibriumModel(Protocol):
 def is_batched(model: EquilibriumModel) -> bool:
     """Whether the model's states have a batch axis."""
     return bool(getattr(model, "batched", True))
+
+
+def causal_positions(model: EquilibriumModel, z: State) -> int | None:
+    """L, for states (B, L, D) of a model that says it is causal; None for all others."""
+    if getattr(model, "causal", False) and isinstance(z, Tensor) and z.ndim == 3:
+        return z.shape[1]
+    return None
 
 
 def check_contract(model: object) -> EquilibriumModel:

@@ -33,9 +33,17 @@ def anderson_weights(gram: Tensor, ridge: float) -> Tensor:
     return alpha / alpha.sum(dim=1, keepdim=True)
 
 
+def causal_products(residual: Tensor, others: Tensor) -> Tensor:
+    """Products of r (B, L, D) with r_i (B, n, L, D), summed over the positions up to each: (B, L, n)."""
+    return (residual[:, None] * others).sum(dim=3).cumsum(dim=2).mT
+
+
 @dataclass
 class _Memory:
-    """Ring buffers of residuals and images, (B, m+1, D), and the residuals' Gram matrix."""
+    """Ring buffers of residuals and images, (B, m+1, D), and the residuals' Gram matrix, (B, m+1, m+1).
+
+    With causal positions there is a Gram matrix for each of them, (B, L, m+1, m+1).
+    """
 
     residuals: Tensor
     images: Tensor
@@ -47,27 +55,32 @@ class Anderson:
     """z_{k+1} = sum_i alpha_i (beta f(z_i) + (1 - beta) z_i) over the last `window` + 1 states.
 
     `window` is the paper's m, `mixing` its beta, `ridge` the regularisation relative to the Gram matrix,
-    where it is at least the rounding error of that matrix.
+    where it is at least the rounding error of that matrix. `positions`: of states (B, L, D) of a causal model, L; each
+    position then has mixing weights of its own, made from the positions up to it, so that none learns of later ones.
     """
 
     window: int = 5
     mixing: float = 1.0
     ridge: float = 1e-8
+    positions: int | None = None
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ValueError(f"Anderson's window must be at least 1, not {self.window}")
         if not 0 <= self.ridge < math.inf:
             raise ValueError(f"Anderson's ridge must be finite and not negative, not {self.ridge}")
+        if self.positions is not None and self.positions < 1:
+            raise ValueError(f"Anderson's positions must be at least 1, not {self.positions}")
         check_mixing(self.mixing)
 
     def init(self, z: Tensor) -> _Memory:
         batch, dim = z.shape
         slots, dtype = self.window + 1, norm_dtype(z.dtype)
+        several = () if self.positions is None else (self.positions,)
         return _Memory(
             residuals=z.new_empty(batch, slots, dim, dtype=dtype),
             images=z.new_empty(batch, slots, dim, dtype=dtype),
-            gram=z.new_empty(batch, slots, slots, dtype=torch.float64),
+            gram=z.new_empty(batch, *several, slots, slots, dtype=torch.float64),
         )
 
     def update(
@@ -79,12 +92,26 @@ class Anderson:
         image.copy_(fz)
         if self.mixing != 1.0:
             image.sub_(residual, alpha=1 - self.mixing)
-        # Only the new residual's row is new: n products instead of n^2. As a row times a matrix it is
-        # many times faster on CPU than as a matrix times a column.
-        row = torch.bmm(residual[:, None], memory.residuals[:, :n].mT).squeeze(1)
-        memory.gram[:, slot, :n] = row
-        memory.gram[:, :n, slot] = row
+        row = self.products(residual, memory.residuals[:, :n])
+        memory.gram[..., slot, :n] = row
+        memory.gram[..., :n, slot] = row
         ridge = max(self.ridge, 4 * torch.finfo(row.dtype).eps)
-        alpha = anderson_weights(memory.gram[:, :n, :n], ridge).to(row.dtype)
-        mixed = torch.bmm(alpha[:, None], memory.images[:, :n]).squeeze(1)
-        return mixed.to(z.dtype), memory
+        gram = memory.gram[..., :n, :n]
+        alpha = anderson_weights(gram.reshape(-1, n, n), ridge).to(row.dtype).view_as(row)
+        return self._mixed(alpha, memory.images[:, :n]).to(z.dtype), memory
+
+    def products(self, residual: Tensor, others: Tensor) -> Tensor:
+        """The new residual's row of the Gram matrix: n products instead of n^2."""
+        if self.positions is None:
+            # As a row times a matrix it is many times faster on CPU than as a matrix times a column.
+            return torch.bmm(residual[:, None], others.mT).squeeze(1)
+        return causal_products(
+            residual.unflatten(1, (self.positions, -1)), others.unflatten(2, (self.positions, -1))
+        )
+
+    def _mixed(self, alpha: Tensor, images: Tensor) -> Tensor:
+        """sum_i alpha_i image_i, with weights (B, n) or (B, L, n)."""
+        if self.positions is None:
+            return torch.bmm(alpha[:, None], images).squeeze(1)
+        parts = images.unflatten(2, (self.positions, -1))
+        return (alpha.mT[..., None] * parts).sum(dim=1).flatten(1)

@@ -6,14 +6,17 @@ Shapes: B samples, D numbers a sample.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cdeq.equilibrium.contract import Context, EquilibriumModel, is_batched
+from cdeq.equilibrium.contract import Context, EquilibriumModel, causal_positions, is_batched
 from cdeq.equilibrium.states import State, StateLayout, residual_ratio, row_norms, subtract
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Callback, Solver
+from cdeq.solvers.error import ErrorEstimate
 from cdeq.solvers.solution import Solution
 
 
@@ -28,12 +31,15 @@ def solve(
     batched: bool = True,
     callback: Callback | None = None,
     measured_only: bool = False,
+    measure: Literal["residual", "error"] = "residual",
 ) -> Solution:
     """Solve z = f(z) from `z0` with at most `max_steps` evaluations of f, without recording gradients.
 
     `solver`: Anderson's method unless another is given.
     `tol` bounds the relative residual |f(z) - z| / |z| of each sample; 0 spends the whole budget.
     `callback(k, z_k)` sees every state, z_0 included, before it is changed; z_k has cost k evaluations.
+    `measure`: what `tol` bounds; "error" is the estimated distance to the equilibrium, which for a slow map is many
+    times the residual (see `Solution`). A sample whose residual is at rounding stops as well.
     `measured_only` returns no state whose residual is unknown: the best one measured, not the newest.
     A sample that has stopped, by convergence or by a number that is not finite, stays at its best state.
     """
@@ -56,6 +62,8 @@ def solve(
     active_history: list[Tensor] = []
     solver = solver or Anderson()
     memory = solver.init(z)
+    estimate = ErrorEstimate() if measure == "error" else None
+    error = infinity
 
     for k in range(max_steps):
         fz = _evaluate(f, z, layout)
@@ -65,9 +73,15 @@ def solve(
         residual = measured if all_active else torch.where(active, measured, residual)
         history.append(residual)
         active_history.append(active)
-        best = _rows(residual < best_residual, z, best)  # not where it is NaN
+        improved = residual < best_residual  # not where it is NaN
+        best = _rows(improved, z, best)
         best_residual = torch.fmin(residual, best_residual)
-        active = active & (residual > threshold)  # stops at NaN, too
+        if estimate is None:
+            active = active & (residual > threshold)  # stops at NaN, too
+        else:
+            found = estimate(z, difference, size, measured)
+            error = torch.where(active & improved, found, error)
+            active = active & (found > threshold) & (residual > estimate.rounding(z.dtype))
 
         if bool(active.any()):
             proposal, memory = solver.update(k, z, fz, difference, memory)
@@ -86,12 +100,13 @@ def solve(
     newest = active & (residual <= best_residual) & (not measured_only)
     return Solution(
         state=layout.restore(_rows(newest, z, best)),
-        converged=best_residual <= threshold,
+        converged=(best_residual if estimate is None else error) <= threshold,
         measured=~newest,
         residual=best_residual,
         steps=torch.stack(active_history).sum(dim=0),
         evaluations=len(history),
         history=torch.stack(history),
+        error=None if estimate is None else error,
     )
 
 
@@ -119,15 +134,24 @@ def solve_model(
     max_steps: int = MAX_STEPS,
     callback: Callback | None = None,
     measured_only: bool = False,
+    measure: Literal["residual", "error"] = "residual",
 ) -> Solution:
-    """Solve for a model's equilibrium in a given context, from its own start unless `z0` is given."""
+    """Solve for a model's equilibrium in a given context, from its own start unless `z0` is given.
+
+    Anderson's method mixes the states of a causal model position by position.
+    """
+    z0 = model.start(context) if z0 is None else z0
+    solver = solver or Anderson()
+    if isinstance(solver, Anderson) and solver.positions is None:
+        solver = replace(solver, positions=causal_positions(model, z0))
     return solve(
         lambda z: model.step(z, context),
-        model.start(context) if z0 is None else z0,
+        z0,
         solver,
         tol=tol,
         max_steps=max_steps,
         batched=is_batched(model),
         callback=callback,
         measured_only=measured_only,
+        measure=measure,
     )

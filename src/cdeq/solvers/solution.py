@@ -19,6 +19,8 @@ class Solution:
         newest state of an exhausted budget has cost its last evaluation and was never measured). It is
         infinite where f gave no finite answer at all; then `state` is the start.
     `steps` (B,): evaluations of f until the sample stopped. `evaluations`: calls of f on the whole batch.
+    `error` (B,): an estimate of the relative distance to the equilibrium, if it was asked for: the residual times the
+        largest |z_k - z_j| / |r_k - r_j| seen along the way, which is 1 / (1 - q) where f contracts by q.
     `history` (evaluations, B): the residual of z_0, z_1, ...; a stopped sample repeats its last value.
     """
 
@@ -29,3 +31,4 @@ class Solution:
     steps: Tensor
     evaluations: int
     history: Tensor
+    error: Tensor | None = None

@@ -32,8 +32,8 @@ class Captured:
     """What is kept of one batch, on the CPU.
 
     `tensors` by name: `states.j` (K+1, B, ...) or `endpoint.j` (B, ...) for the j-th tensor of the
-    state, and `residual` (B,), of the endpoint before it was rounded to the dtype it is kept in. `endpoint` is the
-    state itself, where and as it was solved.
+    state; `residual` (B,), of the endpoint before it was rounded to the dtype it is kept in; and `error` (B,),
+    its estimated distance from the equilibrium. `endpoint` is the state itself, where and as it was solved.
     """
 
     tensors: dict[str, Tensor]
@@ -66,20 +66,22 @@ def capture_full(model: EquilibriumModel, context: Context, settings: Settings) 
     for trajectory in kept:
         trajectory[k + 1 :] = trajectory[k]
     tensors = {f"states.{j}": trajectory for j, trajectory in enumerate(kept)}
-    return _captured(tensors, endpoint, measure_residual(model, endpoint, context))
+    residual = measure_residual(model, endpoint, context)
+    return _captured(tensors, endpoint, residual, residual)
 
 
 def capture_endpoint(model: EquilibriumModel, context: Context, settings: Settings) -> Captured:
     """The solution's state alone."""
     solution = _solve(model, context, settings, None)
-    residual = solution.residual
+    residual, error = solution.residual, solution.error
+    assert error is not None
     if not bool(solution.measured.all()):
         residual = measure_residual(model, solution.state, context)
     parts = tensors_of(solution.state)
     # Copies, since the tensors of a tuple may be views of one.
     copies = [part.to("cpu", settings.dtype, copy=True).contiguous() for part in parts]
     tensors = {f"endpoint.{j}": copy for j, copy in enumerate(copies)}
-    return _captured(tensors, solution.state, residual)
+    return _captured(tensors, solution.state, residual, error)
 
 
 CAPTURES: dict[str, Capture] = {"full": capture_full, "endpoint": capture_endpoint}
@@ -94,6 +96,7 @@ def measure_residual(model: EquilibriumModel, z: State, context: Context) -> Ten
 def _solve(
     model: EquilibriumModel, context: Context, settings: Settings, callback: Callback | None
 ) -> Solution:
+    """Endpoints are solved until their estimated error, not their residual alone, is within the tolerance."""
     return solve_model(
         model,
         context,
@@ -101,10 +104,13 @@ def _solve(
         tol=settings.tol,
         max_steps=settings.max_steps,
         callback=callback,
+        measure="residual" if callback else "error",
     )
 
 
-def _captured(tensors: dict[str, Tensor], endpoint: State, residual: Tensor) -> Captured:
+def _captured(
+    tensors: dict[str, Tensor], endpoint: State, residual: Tensor, error: Tensor
+) -> Captured:
     for tensor in tensors.values():
         if not bool(torch.isfinite(tensor).all()):
             advice = "bfloat16" if tensor.dtype == torch.float16 else "float64"
@@ -113,5 +119,10 @@ def _captured(tensors: dict[str, Tensor], endpoint: State, residual: Tensor) -> 
                 f"record with dtype=torch.{advice}, which has a wider one"
             )
     return Captured(
-        tensors={**tensors, "residual": residual.to("cpu", torch.float32)}, endpoint=endpoint
+        tensors={
+            **tensors,
+            "residual": residual.to("cpu", torch.float32),
+            "error": error.to("cpu", torch.float32),
+        },
+        endpoint=endpoint,
     )

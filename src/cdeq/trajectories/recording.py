@@ -161,7 +161,7 @@ def _fill(
                 # As it is kept: a run that goes on after a kill knows no other.
                 rounded = map_state(lambda t: t.to(settings.dtype).to(t.dtype), captured.endpoint)
                 memory = require_memory(model).remember(rounded, context)
-            state = {"tuple": captured.is_tuple, "tensors": len(captured.tensors) - 1}
+            state = {"tuple": captured.is_tuple, "tensors": len(captured.tensors) - 2}
             # Copies, since a loader may reuse its memory, and safetensors refuses two views of one.
             inputs = {n: t.to("cpu", copy=True).contiguous() for n, t in kept_tensors.items()}
             writer.keep({**kept_structure, "state": state}, inputs | captured.tensors)
@@ -178,7 +178,9 @@ def _memory_left(model: EquilibriumModel, writer: _Writer) -> Memory:
     device = _device_of(model)
     finished = TrajectoryStore(writer.folder, writer.manifest, verify=True)
     last = finished[len(finished) - 1]
-    context = model.inject(last.x if device is None else map_tensors(lambda t: t.to(device), last.x))
+    context = model.inject(
+        last.x if device is None else map_tensors(lambda t: t.to(device), last.x)
+    )
     # In the model's own precision, which may be other than the store's.
     z = map_state(lambda kept, own: kept.to(own), last.endpoint, model.start(context))
     return require_memory(model).remember(z, context)

@@ -94,21 +94,25 @@ class TrajectoryStore:
 
     def sizes(self) -> list[int]:
         """The number of samples in each batch (1 for a state without a batch axis); reads shapes only."""
-        return [residual.get_shape()[0] for residual in self._residuals()]
+        return [residual.get_shape()[0] for residual in self._slices("residual")]
 
     def unconverged(self, tol: float) -> float:
         """The share of samples whose recorded residual exceeds `tol`; reads the residuals only."""
-        above = [~(residual[...] <= tol) for residual in self._residuals()]  # of NaN, too
+        above = [~(residual[...] <= tol) for residual in self._slices("residual")]  # of NaN, too
         return float(torch.cat(above).double().mean())
 
-    def _residuals(self) -> Iterator[Any]:
-        """Each batch's unread residual, without a checksum, which would read whole shards."""
+    def precision(self) -> Tensor:
+        """How far each recorded equilibrium is estimated to be from the true one, relative, (samples,)."""
+        return torch.cat([error[...] for error in self._slices("error")])
+
+    def _slices(self, name: str) -> Iterator[Any]:
+        """One unread tensor of each batch, without a checksum, which would read whole shards."""
         for number, shard in enumerate(self.manifest.shards):
             path, first = self.folder / shard.file, number * self.manifest.batches_per_shard
             try:
                 with safe_open(path, framework="pt") as file:
                     for index in range(first, first + shard.batches):
-                        yield file.get_slice(f"{batch_key(index)}.residual")
+                        yield file.get_slice(f"{batch_key(index)}.{name}")
             except (SafetensorError, OSError) as error:
                 raise altered(path) from error
 

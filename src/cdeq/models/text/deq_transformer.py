@@ -51,6 +51,7 @@ class DEQTransformer(nn.Module):
     """
 
     batched = True
+    causal = True
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ class TransformerDEQ(nn.Module):
     """
 
     batched = True
+    causal = True
     cosines: Tensor
     sines: Tensor
 

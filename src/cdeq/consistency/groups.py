@@ -1,0 +1,114 @@
+"""The tensors of a state as groups that share their positions, each seen as one array of features.
+
+A network that corrects or starts a state works on groups: all tensors with the same batch and positions are joined
+along their features, so that what belongs together is seen together. Shapes: B samples, F features, ... positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cdeq.equilibrium.contract import Context
+from cdeq.equilibrium.states import State, tensors_of
+from cdeq.equilibrium.trees import tensors_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Tensors of a state that share their positions.
+
+    `members`: their places in the state. `features`: of each of them. `axis`: the axis of the features. `sources`: the
+    context's tensors, by place, on the same positions, and `source_features`, of all of them together.
+    """
+
+    members: tuple[int, ...]
+    features: tuple[int, ...]
+    axis: int
+    ndim: int
+    sources: tuple[int, ...]
+    source_features: int
+
+    @property
+    def width(self) -> int:
+        """Features of all members together."""
+        return sum(self.features)
+
+    @property
+    def is_image(self) -> bool:
+        """(B, C, H, W): positions have neighbours in two directions."""
+        return self.ndim == 4 and self.axis == 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Group:
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def context_tensors(context: Context) -> list[Tensor]:
+    """The dense floating tensors of a context, in order."""
+    return [
+        tensor
+        for tensor in tensors_in(context)
+        if tensor.layout == torch.strided and tensor.is_floating_point()
+    ]
+
+
+def groups_of(context: Context, state: State, axes: list[int]) -> list[Group]:
+    """The groups of states like this one, and what of the context each of them sees."""
+    tensors, places = context_tensors(context), dict[tuple[Any, ...], list[int]]()
+    parts = tensors_of(state)
+    for i, (z, axis) in enumerate(zip(parts, axes, strict=True)):
+        places.setdefault((axis, z.ndim, _without(z.shape, axis)), []).append(i)
+    groups = []
+    for (axis, ndim, positions), members in places.items():
+        sources = [
+            i
+            for i, u in enumerate(tensors)
+            if u.ndim == ndim and _without(u.shape, axis) == positions
+        ]
+        groups.append(
+            Group(
+                members=tuple(members),
+                features=tuple(parts[i].shape[axis] for i in members),
+                axis=axis,
+                ndim=ndim,
+                sources=tuple(sources),
+                source_features=sum(tensors[i].shape[axis] for i in sources),
+            )
+        )
+    return groups
+
+
+def joined(group: Group, state: State) -> Tensor:
+    """The members of a group side by side along their features."""
+    parts = tensors_of(state)
+    if len(group.members) == 1:
+        return parts[group.members[0]]
+    return torch.cat([parts[i] for i in group.members], dim=group.axis)
+
+
+def seen(group: Group, context: Context, state: State) -> Tensor:
+    """What a network may know of a position: the context there, and the state."""
+    tensors = context_tensors(context)
+    found = [tensors[i] for i in group.sources] + [joined(group, state)]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=group.axis)
+
+
+def state_like(state: State, groups: list[Group], arrays: list[Tensor]) -> State:
+    """The inverse of `joined`, group by group."""
+    parts = list(tensors_of(state))
+    for group, array in zip(groups, arrays, strict=True):
+        pieces = array.split(list(group.features), dim=group.axis)
+        for i, piece in zip(group.members, pieces, strict=True):
+            parts[i] = piece
+    return parts[0] if isinstance(state, Tensor) else tuple(parts)
+
+
+def _without(shape: torch.Size, axis: int) -> tuple[int, ...]:
+    return tuple(size for i, size in enumerate(shape) if i != axis)

@@ -1,0 +1,266 @@
+"""Learned corrections of a residual: what they are, how they are fitted, and what they may not change."""
+
+import pytest
+import torch
+from torch import nn
+
+import cdeq
+from cdeq.consistency.correction import LearnedCorrection
+from cdeq.consistency.groups import groups_of, joined, seen, state_like
+from cdeq.consistency.least_squares import Regression
+from cdeq.consistency.recipes import Recipe
+from cdeq.consistency.safeguard import GuardedAnderson
+from cdeq.consistency.start import LearnedStart
+from cdeq.consistency.student import Student
+from cdeq.equilibrium.states import map_state, relative_distance, tensors_of
+
+
+class Affine(nn.Module):
+    """z = A z + x, with a state of any shape whose last axis has the features of A."""
+
+    def __init__(self, a, weights=True):
+        super().__init__()
+        self.a = nn.Parameter(a) if weights else None
+        if not weights:
+            self.register_buffer("matrix", a)
+
+    def matrix_of(self):
+        return self.a if self.a is not None else self.matrix
+
+    def inject(self, x):
+        return x
+
+    def start(self, context):
+        return torch.zeros_like(context)
+
+    def step(self, z, context):
+        return z @ self.matrix_of().T + context
+
+    def readout(self, z, context):
+        return z
+
+    def solved(self, x):
+        a = self.matrix_of()
+        a = a.detach()
+        return torch.linalg.solve(torch.eye(len(a), dtype=a.dtype) - a, x[..., None]).squeeze(-1)
+
+
+def contraction(radius, dim=8, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    q, _ = torch.linalg.qr(torch.randn(dim, dim, generator=g, dtype=torch.float64))
+    values = torch.linspace(-0.5 * radius, radius, dim, dtype=torch.float64)
+    return q @ torch.diag(values) @ q.T
+
+
+def batches(count, size=32, dim=8, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, dim, generator=g) for _ in range(count)]
+
+
+STATES = {
+    "vector": torch.randn(3, 6),
+    "sequence": torch.randn(3, 5, 6),
+    "image": torch.randn(3, 2, 9, 7),
+    "wide image": torch.randn(3, 12, 8, 8),
+    "tuple": (torch.randn(3, 6), torch.randn(3, 4)),
+    "two resolutions": (torch.randn(3, 4, 8, 8), torch.randn(3, 6, 4, 4)),
+}
+
+
+def axes_of(state):
+    return [1 if t.ndim == 4 else t.ndim - 1 for t in tensors_of(state)]
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_groups_join_and_part_again(kind):
+    state = STATES[kind]
+    groups = groups_of(state, state, axes_of(state))
+    again = state_like(state, groups, [joined(group, state) for group in groups])
+    for a, b in zip(tensors_of(again), tensors_of(state), strict=True):
+        assert torch.equal(a, b)
+    for group in groups:
+        assert seen(group, state, state).shape[group.axis] == group.source_features + group.width
+    assert len(groups) == (2 if kind == "two resolutions" else 1)
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_correction_is_linear_in_the_residual_and_zero_at_zero(kind):
+    torch.manual_seed(0)
+    r = STATES[kind]
+    network = LearnedCorrection.matching(r, r, axes_of(r))
+    for p in network.parameters():
+        nn.init.normal_(p, std=0.3)
+    gates = network.gate(r, r)
+    other = map_state(lambda t: torch.randn_like(t), r)
+    mixed = map_state(lambda a, b: 2 * a - 3 * b, r, other)
+    expected = map_state(lambda a, b: 2 * a - 3 * b, network(r, gates), network(other, gates))
+    for a, b in zip(tensors_of(network(mixed, gates)), tensors_of(expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    zero = network(map_state(torch.zeros_like, r), gates)
+    assert all(not t.any() for t in tensors_of(zero))
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_untrained_networks_change_nothing(kind):
+    state = STATES[kind]
+    start = LearnedStart.matching(state, state, axes_of(state))
+    assert all(not t.any() for t in tensors_of(start(state, state)))
+    correction = LearnedCorrection.matching(state, state, axes_of(state))
+    changed = correction(state, correction.gate(state, state))
+    assert all(not t.any() for t in tensors_of(changed))
+
+
+@pytest.mark.parametrize("kind", ["image", "wide image", "vector", "sequence"])
+def test_a_fitted_linear_part_is_the_map_it_was_fitted_to(kind):
+    """`inputs`, `outputs` and `set_linear` agree with `forward`."""
+    torch.manual_seed(1)
+    r = STATES[kind]
+    network = LearnedCorrection.matching(r, r, axes_of(r))
+    [block], [group] = network.blocks, network.groups
+    rows = block.inputs(joined(group, r))
+    weight = torch.randn(group.width, rows.shape[1])
+    block.set_linear(weight)
+    found = block.outputs(network(r, network.gate(r, r)))
+    torch.testing.assert_close(found, rows @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+def test_regression_is_least_squares():
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(200, 5, generator=g).double(), torch.randn(200, 3, generator=g).double()
+    regression = Regression()
+    for part in range(4):
+        regression.add(x[part::4], y[part::4])
+    weight = regression.solve(0.0)
+    torch.testing.assert_close(weight.T, torch.linalg.lstsq(x, y).solution)
+    assert regression.loss(weight) == pytest.approx(float((x @ weight.T - y).square().sum()))
+
+
+def quick(**changes):
+    return Recipe.from_name("corrected", start_updates=20, **changes)
+
+
+@pytest.mark.parametrize("radius", [0.9, 0.99])
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_linear_map_is_solved_in_two_steps(radius, weights):
+    """The best correction of a linear map is (I - A)^-1 - I, which the fit finds in closed form."""
+    teacher = Affine(contraction(radius).float(), weights)
+    student = cdeq.distill(
+        teacher, batches(8), recipe=quick(), fit=cdeq.FitConfig(updates=20), task_loss=None
+    )
+    x = batches(1, seed=9)[0]
+    star = teacher.solved(x)
+    with torch.no_grad():
+        near = [float(relative_distance(z, star).mean()) for z in student.trajectory(x, 3)]
+        solver = cdeq.solve_model(teacher, x, tol=0.0, max_steps=3).state
+    assert near[2] < 1e-3
+    assert near[3] < 0.05 * float(relative_distance(solver, star).mean())
+
+
+def test_the_local_rate_is_that_of_the_corrected_jacobian():
+    """e_j+1 = (I - (I + N)(I - J)) e_j, without mixing, in double precision."""
+    a = contraction(0.8)
+    teacher = Affine(a)
+    recipe = quick(history="none", window=1, safeguard=False)
+    student = Student.for_example(teacher, recipe, batches(1)[0].double()).double()
+    g = torch.Generator().manual_seed(3)
+    n = 0.3 * torch.randn(8, 8, generator=g, dtype=torch.float64)
+    student.correction.blocks[0].set_linear(n)
+    eye = torch.eye(8, dtype=torch.float64)
+    rate = eye - (eye + n) @ (eye - a)
+    x = batches(1, seed=5)[0].double()
+    star = teacher.solved(x)
+    with torch.no_grad():
+        states = student.trajectory(x, 5)
+    for z, after in zip(states, states[1:], strict=False):
+        torch.testing.assert_close(after - star, (z - star) @ rate.T, rtol=1e-9, atol=1e-10)
+
+
+def test_the_equilibrium_is_a_fixed_point_of_every_step():
+    teacher = Affine(contraction(0.9))
+    student = Student.for_example(teacher, quick(), batches(1)[0].double()).double()
+    for p in student.correction.parameters():
+        nn.init.normal_(p)
+    x = batches(1)[0].double()
+    star = teacher.solved(x)
+    prepared, memory = student.prepare(x), None
+    z = star
+    with torch.no_grad():
+        for j in range(4):
+            z, memory = student.advance(z, student.time_point(j), memory, prepared)
+            torch.testing.assert_close(z, star, rtol=1e-9, atol=1e-9)
+
+
+def harmful(teacher, x, size):
+    """A student whose correction throws every state away."""
+    student = Student.for_example(teacher, quick(), x).eval().requires_grad_(False)
+    student.correction.blocks[0].set_linear(-size * torch.eye(8))
+    return student
+
+
+def test_the_safeguard_takes_a_harmful_correction_back():
+    teacher, x = Affine(contraction(0.9).float()), batches(1)[0]
+    star = teacher.solved(x)
+    student = harmful(teacher, x, 60.0)
+    with torch.no_grad():
+        guarded = relative_distance(student.trajectory(x, 14)[-1], star)
+        student.recipe = student.recipe.changed(safeguard=False)
+        student.train()
+        student.train(False)
+        free = relative_distance(student.trajectory(x, 14)[-1], star)
+        plain = relative_distance(cdeq.solve_model(teacher, x, tol=0.0, max_steps=12).state, star)
+    assert float(guarded.max()) < 1.05 * float(plain.max()) + 1e-5
+    assert not torch.equal(guarded, free)
+
+
+def test_the_safeguard_judges_each_sample_by_itself():
+    history = cdeq.consistency.history.AndersonHistory(3, 1.0, batched=True)
+    z = torch.zeros(2, 4)
+    guard, memory = GuardedAnderson(history, 3, z), None
+    f = torch.ones(2, 4)
+    first, memory = guard.guarded(z, f, torch.zeros_like(f), memory)
+    # The second sample's corrected residual grows a hundredfold.
+    worse = torch.stack([0.5 * torch.ones(4), 100 * torch.ones(4)])
+    after, memory = guard.guarded(first, first + worse, torch.zeros_like(f), memory)
+    assert memory.trusted.tolist() == [True, False]
+    torch.testing.assert_close(after[1], f[1])  # the solver's step from its best state
+
+
+def test_maps_without_weights_need_a_recipe_that_changes_none():
+    teacher = Affine(contraction(0.9).float(), weights=False)
+    with pytest.raises(TypeError, match="recipe='corrected'"):
+        cdeq.distill(teacher, batches(2), recipe="anchored")
+
+
+def test_a_saved_student_of_a_map_without_weights_is_the_same(tmp_path):
+    teacher = Affine(contraction(0.9).float(), weights=False)
+    student = cdeq.distill(
+        teacher, batches(4), recipe=quick(), fit=cdeq.FitConfig(updates=5), task_loss=None
+    )
+    student.save(tmp_path)
+    again = Student.load(tmp_path, teacher=Affine(torch.zeros(8, 8), weights=False))
+    x = batches(1, seed=4)[0]
+    assert torch.equal(again(x, steps=3), student(x, steps=3))
+
+
+def test_the_start_is_the_teachers_and_a_change():
+    class Informed(Affine):
+        def start(self, context):
+            return context + 1
+
+    teacher = Informed(contraction(0.9).float())
+    x = batches(1)[0]
+    student = Student.for_example(teacher, quick(), x)
+    assert torch.equal(student.begin(student.prepare(x)), x + 1)
+    nn.init.normal_(student.start_network.networks[0].outer.linear.weight)
+    assert not torch.equal(student.begin(student.prepare(x)), x + 1)
+
+
+def test_slow_targets_are_solved_until_their_estimated_error_is_small(tmp_path):
+    """A residual of 1e-4 of a map that contracts by 0.99 may be a hundred times as far."""
+    teacher = Affine(contraction(0.99).float())
+    student_data = batches(2)
+    store = cdeq.record(teacher, student_data, tmp_path, mode="endpoint", max_steps=500, tol=1e-3)
+    for batch, x in zip(store, student_data, strict=True):
+        far = relative_distance(batch.endpoint, teacher.solved(x))
+        assert float(far.max()) < 2e-3
+    assert float(store.precision().max()) <= 1e-3
