@@ -264,3 +264,86 @@ def test_slow_targets_are_solved_until_their_estimated_error_is_small(tmp_path):
         far = relative_distance(batch.endpoint, teacher.solved(x))
         assert float(far.max()) < 2e-3
     assert float(store.precision().max()) <= 1e-3
+
+
+class Plain(Affine):
+    """Its scale is a plain tensor attribute, neither a parameter nor a buffer."""
+
+    def __init__(self, a):
+        super().__init__(a)
+        self.scale = torch.tensor(2.0) * self.a.detach().abs().max()
+
+    def step(self, z, context):
+        return super().step(z, context * self.scale)
+
+
+def test_plain_tensors_of_a_teacher_are_saved(tmp_path):
+    teacher, x = Plain(contraction(0.9).float()), batches(1)[0]
+    student = Student.for_example(teacher, quick(), x)
+    student.save(tmp_path)
+    again = Student.load(tmp_path, teacher=Plain(torch.eye(8)))
+    assert torch.equal(again(x, steps=2), student(x, steps=2))
+
+
+def test_an_attribute_that_a_graph_computed_is_copied_without_it():
+    teacher = Affine(contraction(0.9).float())
+    teacher.cached = teacher.a * 2
+    student = Student.for_example(teacher, quick(), batches(1)[0])
+    assert student.teacher.cached.grad_fn is None
+    assert torch.equal(student.teacher.cached, teacher.cached)
+
+
+def test_a_network_that_could_not_be_loaded_again_is_refused_when_saving(tmp_path):
+    class Mine(nn.Module):
+        def forward(self, context):
+            return torch.zeros_like(context)
+
+    student = Student.for_example(
+        Affine(contraction(0.9).float()), quick(), batches(1)[0], start_network=Mine()
+    )
+    with pytest.raises(cdeq.StudentFolderError, match="start_network, a Mine.*give it a `config`"):
+        student.save(tmp_path / "student")
+    assert not (tmp_path / "student").exists()
+
+
+@pytest.mark.parametrize(
+    ("x", "match"),
+    [
+        (torch.ones(4, 8).long(), "cannot take this input.*int64"),
+        (torch.ones(4, 7), r"cannot take this input.*float32 \(4, 7\)"),
+    ],
+)
+def test_inputs_that_a_teacher_cannot_take_are_named(x, match):
+    with pytest.raises(ValueError, match=match):
+        Student.for_example(Affine(contraction(0.9).float()), quick(), x)
+
+
+def test_half_precision_and_a_batch_axis_elsewhere_are_refused():
+    with pytest.raises(ValueError, match=r"teacher.float\(\)"):
+        Student.for_example(Affine(contraction(0.9).bfloat16()), quick(), torch.ones(4, 8).bfloat16())
+
+    class Last(Affine):
+        def inject(self, x):
+            return x.T.contiguous()[None].expand(3, -1, -1)
+
+    teacher = Last(torch.eye(5) * 0.5)
+    with pytest.raises(ValueError, match="the batch axis comes first"):
+        Student.for_example(teacher, quick(), torch.randn(5, 8))
+
+
+@pytest.mark.parametrize("steps", [2.5, -1, "2"])
+def test_steps_are_whole_numbers(steps):
+    x = batches(1)[0]
+    student = Student.for_example(Affine(contraction(0.9).float()), quick(), x)
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        student(x, steps=steps)
+
+
+def test_classes_are_not_asked_of_an_image():
+    class Picture(Affine):
+        def readout(self, z, context):
+            return z[:, None, None]
+
+    data = [(x, torch.zeros(len(x)).long()) for x in batches(2)]
+    with pytest.raises(ValueError, match="agreement is for a readout of logits"):
+        cdeq.distill(Picture(contraction(0.9).float()), data, recipe=quick(agreement=1.0))

@@ -102,7 +102,8 @@ def calibrate(
 
 def _advanced(student: Student, fraction: float, runs: list[Run]) -> tuple[float, list[Run]]:
     """The mean log distance after a step at this fraction of solver time, and the runs after it."""
-    after, error = [], 0.0
+    after: list[Run] = []
+    error = 0.0
     for prepared, star, z, memory in runs:
         z, memory = student.advance(z, student.time_point_at(fraction), memory, prepared)
         error += float(relative_distance(z, star, student.batched).log().mean())

@@ -123,6 +123,7 @@ class ImageBlock(nn.Module):
         def convolution(inputs: int, outputs: int, kernel: int) -> nn.Conv2d:
             return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
 
+        self.kernels = kernels
         self.linear = nn.ModuleList(zeroed(convolution(width, width, k)) for k in kernels)
         self.enter = nn.ModuleList(convolution(width, hidden, k) for k in kernels)
         self.leave = nn.ModuleList(zeroed(convolution(hidden, width, k)) for k in kernels)
@@ -149,9 +150,8 @@ class ImageBlock(nn.Module):
 
     def inputs(self, r: Tensor) -> Tensor:
         levels = []
-        for side, layer in zip(self.sides, self.linear, strict=True):
+        for side, kernel in zip(self.sides, self.kernels, strict=True):
             x = pooled(r, side) if side > 1 else r
-            kernel = layer.kernel_size[0]  # type: ignore[index, union-attr]
             patches = F.unfold(x, kernel, padding=kernel // 2).unflatten(2, x.shape[2:])
             levels.append(F.interpolate(patches, size=r.shape[2:]) if side > 1 else patches)
         return torch.cat(levels, dim=1).permute(0, 2, 3, 1).flatten(0, 2)
@@ -160,6 +160,7 @@ class ImageBlock(nn.Module):
         return r.permute(0, 2, 3, 1).flatten(0, 2)
 
     def set_linear(self, weight: Tensor) -> None:
-        sizes = [layer.weight[0].numel() for layer in self.linear]  # type: ignore[union-attr]
-        for layer, part in zip(self.linear, weight.split(sizes, dim=1), strict=True):
-            layer.weight.data.copy_(part.reshape(layer.weight.shape))  # type: ignore[union-attr]
+        layers: list[Any] = list(self.linear)
+        sizes = [layer.weight[0].numel() for layer in layers]
+        for layer, part in zip(layers, weight.split(sizes, dim=1), strict=True):
+            layer.weight.data.copy_(part.reshape(layer.weight.shape))

@@ -179,6 +179,7 @@ def _fit_student(
         torch.manual_seed(seed)
         student = Student.for_example(teacher, recipe, placed(store[0]).x, *networks).train()
     precision = target_precision(store)
+    _check_labels(student, task_loss, placed(store[0]))
     objective = DistillationObjective(student, task_loss, seed, log_floor=precision**2)
 
     def batch_at(update: int) -> TrajectoryBatch:
@@ -236,6 +237,26 @@ def _fit_student(
         student.plan = plan_handover(student, inputs)
     student.plan = from_main_process(student.plan)
     return student
+
+
+def _check_labels(student: Student, task_loss: TaskLoss | None, batch: TrajectoryBatch) -> None:
+    """Refuse a recipe that asks for classes of an output that has none."""
+    recipe = student.recipe
+    if not (recipe.agreement or (recipe.lambda_2 and task_loss is cross_entropy)):
+        return
+    with torch.no_grad():
+        output = student.teacher.readout(batch.endpoint, student.prepare(batch.x).base)
+    field = "agreement" if recipe.agreement else "lambda_2"
+    if output.ndim == 4:
+        raise ValueError(
+            f"{field} is for a readout of logits (..., classes), and this one is an image "
+            f"{tuple(output.shape)}: set it to 0, or give a task_loss of your own"
+        )
+    if recipe.lambda_2 and batch.y is not None and batch.y.is_floating_point():
+        raise ValueError(
+            f"lambda_2 uses cross entropy, which takes classes, and the labels are {batch.y.dtype}: "
+            "give a task_loss of your own, or set lambda_2 to 0"
+        )
 
 
 def _first_tensor(teacher: nn.Module) -> Tensor:

@@ -47,7 +47,11 @@ class Group:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Group:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return cls(**plain)
 
 
 def context_tensors(context: Context) -> list[Tensor]:

@@ -56,6 +56,8 @@ class DistillationObjective(nn.Module):
             "mse": partial(mean_squared_error, batched=student.batched),
             "log": partial(log_distance, batched=student.batched, floor=log_floor),
         }[recipe.loss]
+        steps = torch.arange(1, recipe.depth + 1, dtype=torch.float64) ** -recipe.early
+        self.weights = (steps * recipe.depth / steps.sum()).tolist()
         self._average: AveragedModel | None = None
         self._target: Student | None = None
         if recipe.lambda_1 < 1:
@@ -203,7 +205,7 @@ class DistillationObjective(nn.Module):
             if answer is not None:
                 own = student.teacher.readout(z, prepared.base)
                 loss = loss + r.agreement * output_divergence(own, answer)
-            losses.add(loss)
+            losses.add(self.weights[j] * loss)
             if r.backprop == "truncated":
                 points = [_detached(point) for point in points]
             if j == 0:

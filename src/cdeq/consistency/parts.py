@@ -12,8 +12,9 @@ from torch.func import functional_call
 
 from cdeq.consistency.history import HistoryMemory
 from cdeq.consistency.weights import mix_contexts
-from cdeq.equilibrium.contract import Context, Input, check_contract
+from cdeq.equilibrium.contract import Context, Input, check_contract, is_batched
 from cdeq.equilibrium.states import State, tensors_of
+from cdeq.equilibrium.trees import tensors_in
 
 
 class TimePoint(NamedTuple):
@@ -88,6 +89,45 @@ def check_teacher(teacher: object, *, needs_weights: bool) -> None:
             "this recipe changes the teacher's weights, and the teacher has no parameters: pass its modules to "
             "cdeq.from_functions, or use recipe='corrected', which needs none"
         )
+
+
+def try_teacher(teacher: Any, x: Input) -> tuple[Context, State]:
+    """The context and the start of one input; refuses, in words, what goes wrong when a teacher is first used."""
+    try:
+        context = teacher.inject(x)
+        z = teacher.start(context)
+        after = teacher.step(z, context)
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"the teacher cannot take this input ({type(error).__name__}: {error}). An input is what its "
+            f"inject() takes: {_described(x)} was given. Batches are x or (x, y); check their dtype and shape."
+        ) from error
+    parts, moved = tensors_of(z), tensors_of(after)
+    if [p.shape for p in parts] != [p.shape for p in moved]:
+        raise ValueError(
+            f"step() must return a state like its start: {[tuple(p.shape) for p in parts]}, not "
+            f"{[tuple(p.shape) for p in moved]}"
+        )
+    half = {p.dtype for p in parts} & {torch.float16, torch.bfloat16}
+    if half:
+        raise ValueError(
+            f"the teacher's states are of {half.pop()}: distil it in single precision (teacher.float()), and use the "
+            "student under autocast"
+        )
+    if isinstance(x, Tensor) and is_batched(teacher):
+        size = len(x)
+        for part in parts:
+            if part.shape[0] != size and size in part.shape[1:]:
+                raise ValueError(
+                    f"a state of shape {tuple(part.shape)} for {size} samples: the batch axis comes first, or "
+                    "the teacher says batched = False"
+                )
+    return context, z
+
+
+def _described(x: Any) -> str:
+    found = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors_in(x)]
+    return ", ".join(found) or type(x).__name__
 
 
 def weights_in_use(teacher: nn.Module, x: Input, *, with_injection: bool) -> tuple[str, ...]:

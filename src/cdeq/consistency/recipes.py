@@ -40,6 +40,7 @@ class Recipe:
                  meaning for the former.
       memory     of a model that has one: what the `teacher` remembers of the text before, or what the student
                  itself would, after one to `depth` steps on it (`own`), which is what it meets in use.
+      early      weights of the steps of a rollout in the loss, j^-early for step j: 0 counts all the same.
       backprop   through the rollout: `full`, `checkpointed` (same gradient, less memory), `truncated` (a step).
       loss       `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor); a log_floor of None follows
                  the precision of the recorded equilibria.
@@ -79,6 +80,7 @@ class Recipe:
     start_updates: int = 0
     depth: int = 6
     memory: Literal["teacher", "own"] = "teacher"
+    early: float = 0.0
     backprop: Literal["full", "checkpointed", "truncated"] = "full"
     loss: Literal["mse", "log"] = "log"
     log_floor: float | None = 1e-3
@@ -154,7 +156,7 @@ NUMBERS: dict[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
         (int, float),
         (
             *("gamma", "eps", "end", "rho", "decay", "mixing", "lambda_1", "lambda_2"),
-            *("agreement", "task_until", "ema", "augment_probability"),
+            *("agreement", "task_until", "ema", "augment_probability", "early"),
         ),
     ),
 }
@@ -208,6 +210,7 @@ def _problems(r: Recipe) -> list[str]:
         (0 <= r.lambda_1 <= 1, "lambda_1 must lie in [0, 1]"),
         (0 <= r.lambda_2 < math.inf, "lambda_2 must be finite and not negative"),
         (0 <= r.agreement < math.inf, "agreement must be finite and not negative"),
+        (0 <= r.early < math.inf, "early must be finite and not negative"),
         (0 <= r.task_until <= 1, "task_until must lie in [0, 1]"),
         (0 <= r.ema < 1, "ema must lie in [0, 1)"),
         (0 <= r.augment_probability <= 1, "augment_probability must lie in [0, 1]"),
@@ -300,6 +303,7 @@ def corrected() -> Recipe:
         window=5,
         start_updates=300,
         log_floor=None,
+        early=1.0,
     )
 
 
@@ -313,6 +317,7 @@ def warm_start() -> Recipe:
         window=5,
         start_updates=300,
         log_floor=None,
+        early=1.0,
     )
 
 
@@ -341,6 +346,7 @@ EFFECTS: dict[str, tuple[Condition, ...]] = {
     "decay": ((lambda r: r.schedule != "leap", "schedule other than 'leap'"),),
     "gamma": ((lambda r: r.schedule != "leap", "schedule other than 'leap'"),),
     "delta": ((lambda r: r.schedule != "leap" or r.leap > 0, "a leap"),),
+    "early": (OWN_STATES,),
     "log_floor": ((lambda r: r.loss == "log", "loss='log'"),),
     "task_until": ((lambda r: r.lambda_2 > 0, "lambda_2 above 0"),),
     "direction": (LOCAL_LOSS,),

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from cdeq.consistency.copying import plain_tensors
 from cdeq.consistency.parts import TeacherShapes
 from cdeq.consistency.recipes import Recipe
 from cdeq.files import atomic_write_bytes, atomic_write_text, remove_leftovers
@@ -41,9 +42,13 @@ class StudentFolderError(Exception):
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and persistent buffers by name, tied weights once, sparse matrices in pieces."""
+    """Weights, persistent buffers and plain tensors by name, tied weights once, sparse matrices in pieces."""
     persistent = set(model.state_dict())
-    named = [*model.named_parameters(), *(b for b in model.named_buffers() if b[0] in persistent)]
+    named = [
+        *model.named_parameters(),
+        *(b for b in model.named_buffers() if b[0] in persistent),
+        *plain_tensors(model).items(),  # a state_dict leaves them out, and outputs would shift
+    ]
     found: dict[str, Tensor] = {}
     for name, tensor in named:
         for piece, dense in _pieces(name, tensor.detach()).items():
@@ -67,7 +72,11 @@ def _pieces(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 def fill_model(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
     """Copy tensors into a model, in their dtypes, refusing any difference of names or shapes."""
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own = {
+        **dict(model.named_parameters()),
+        **dict(model.named_buffers()),
+        **plain_tensors(model),
+    }
     expected = set(model_tensors(model))
     if expected != set(tensors):
         odd = ", ".join(sorted(expected ^ set(tensors))[:5])

@@ -36,6 +36,7 @@ from cdeq.consistency.parts import (
     TeacherShapes,
     TimePoint,
     check_teacher,
+    try_teacher,
     weights_in_use,
 )
 from cdeq.consistency.recipes import Recipe
@@ -129,8 +130,7 @@ class Student(nn.Module):
         check_teacher(teacher, needs_weights=recipe.changes_weights)
         teacher = frozen_copy(teacher)
         with torch.no_grad():
-            context = teacher.inject(x)  # type: ignore[operator]
-            z0 = teacher.start(context)  # type: ignore[operator]
+            context, z0 = try_teacher(teacher, x)
         axes = [feature_axis_of(z, recipe.feature_axis) for z in tensors_of(z0)]
         shape_of = (context, z0, axes)
         start_network = (
@@ -308,8 +308,8 @@ class Student(nn.Module):
 
     def forward(self, x: Input, steps: int = 2) -> Tensor:
         """The output after `steps` evaluations of f."""
-        if steps < 0:
-            raise ValueError(f"steps must not be negative, not {steps}")
+        if not isinstance(steps, int) or steps < 0:
+            raise ValueError(f"steps must be a whole number, 0 or more, not {steps!r}")
         prepared = self.prepare(x)
         *_, z = self.rollout(prepared, steps)
         return self.teacher.readout(z, prepared.base)
