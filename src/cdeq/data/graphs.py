@@ -1,4 +1,4 @@
-"""Graphs as tensors. Shapes: N nodes, E directed edges, F features a node."""
+"""Graphs as tensors. Shapes: N nodes, E directed edges, F features of a node."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ class Graph(NamedTuple):
 
 
 class NodeTask(NamedTuple):
-    """Node classification on one graph: labels (N,) and a boolean mask (N,) a split."""
+    """Node classification on one graph: labels (N,) and a boolean mask (N,) for each split."""
 
     graph: Graph
     labels: Tensor
     train: Tensor
     valid: Tensor
     test: Tensor
+
+    def labelled(self, mask: Tensor) -> tuple[Graph, Tensor]:
+        """A batch (x, y): the whole graph, and the labels where `mask` is true; -100, which no loss counts, elsewhere."""
+        return self.graph, torch.where(mask, self.labels, -100)
 
 
 def normalised_adjacency(edges: Tensor, nodes: int) -> Tensor:
