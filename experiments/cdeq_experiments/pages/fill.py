@@ -1,5 +1,7 @@
 """Put numbers of results/ into Markdown pages: `python -m cdeq_experiments.pages.fill README.md docs/*.md`.
 
+A folder among the arguments is one of results: their pages are rendered again from their JSON.
+
 What stands between `<!-- fill: EXPRESSION -->` and `<!-- end -->` is the value of that Jinja expression; the public
 methods of `Known` are what it can call. With `--check` nothing is written, and a page that is out of date is an error.
 """
@@ -18,7 +20,7 @@ import pandas as pd
 from cdeq.evaluation import Results, metric_of, style
 from cdeq_experiments.pages import frame as frames
 from cdeq_experiments.pages.plots import draw_picture
-from cdeq_experiments.pages.render import ENVIRONMENT
+from cdeq_experiments.pages.render import ENVIRONMENT, write_pages
 from cdeq_experiments.pages.sentences import plain
 from cdeq_experiments.pages.tables import Table, quantities, tables
 
@@ -114,11 +116,14 @@ def filled(page: str, results: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Fill the pages named, and draw the README's picture; or check that they are up to date."""
-    check = "--check" in arguments
+    """Fill the pages named, and draw the README's picture; or check that they are up to date. Returns 1 if not."""
+    check, stale = "--check" in arguments, []
     paths = [Path(name).resolve() for name in arguments if name != "--check"]
-    stale = []
-    for path in paths:
+    for folder in filter(Path.is_dir, paths):
+        for file in sorted(folder.glob("*.json")):
+            if not check and (results := Results.from_json(file)).page:
+                write_pages(results, folder)
+    for path in filter(Path.is_file, paths):
         root = next(folder for folder in path.parents if (folder / "results").is_dir())
         text = path.read_text(encoding="utf-8")
         new = filled(text, root / "results")
