@@ -240,7 +240,7 @@ def test_the_middle_is_the_crop_of_224_from_a_shorter_side_of_256():
     assert math.isclose(right - left, 224)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cut=st.integers(0, 10**6), place=st.integers(0, 10**6), value=st.integers(0, 255))
 def test_a_damaged_jpeg_is_read_or_refused_by_name(tmp_path_factory, cut, place, value):
     content = io.BytesIO()

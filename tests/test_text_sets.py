@@ -247,6 +247,7 @@ def test_moving_text_between_files_is_noticed(tmp_path):
     assert corpus.vocabulary.decode(corpus.test) == "common <unk>\n"
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_is_rebuilt_whichever_byte_is_hit(tmp_path, monkeypatch):
     data, cache = write_wikitext(tmp_path / "data"), tmp_path / "cache"
     expected = load_text("wikitext-2", data, cache)

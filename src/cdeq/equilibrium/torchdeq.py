@@ -120,9 +120,9 @@ class TorchDEQModel(nn.Module):
         def answer(func: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
             calls.append(None)
             if len(calls) > 1:
-                raise NotImplementedError(
-                    f"forward calls its DEQ, '{self.deq_name}', more than once; one equilibrium an "
-                    "input is supported"
+                raise RuntimeError(
+                    f"forward calls its DEQ, '{self.deq_name}', more than once; "
+                    "an input may have one equilibrium"
                 )
             return [z if isinstance(z, Tensor) else list(z)], _no_statistics()
 

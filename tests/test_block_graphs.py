@@ -52,7 +52,7 @@ def test_every_pair_is_equally_likely():
     assert (between - 187.5).abs().max() < 82
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     nodes=st.integers(8, 60),
     classes=st.integers(1, 4),
