@@ -17,6 +17,7 @@ from cdeq.equilibrium import from_functions
 from cdeq.gradients import GRADIENTS, Implicit, JacobianFree, Phantom, Unrolled, solve_with_gradient
 from cdeq.solvers import Anderson, Broyden, Picard
 from checks import numbers
+from teachers import Plain
 
 DIM, BATCH = 5, 3
 EXACT = {"solver": Anderson(), "tol": 1e-13, "max_steps": 200}
@@ -28,7 +29,7 @@ def contraction(dim: int = DIM, factor: float = 0.6, seed: int = 0) -> Tensor:
     return matrix * (factor / torch.linalg.matrix_norm(matrix, 2))
 
 
-class Linear(nn.Module):
+class Linear(Plain):
     """z = W z + b + x, so z* = (I - W)^-1 (b + x)."""
 
     def __init__(self, batched: bool = True):
@@ -38,18 +39,9 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(numbers(DIM, seed=2))
         self.evaluations = 0
 
-    def inject(self, x: Tensor) -> Tensor:
-        return x
-
-    def start(self, context: Tensor) -> Tensor:
-        return torch.zeros_like(context)
-
     def step(self, z: Tensor, context: Tensor) -> Tensor:
         self.evaluations += 1
         return z @ self.weight.T + self.bias + context
-
-    def readout(self, z: Tensor, context: Tensor) -> Tensor:
-        return z
 
     def exact(self, context: Tensor) -> Tensor:
         identity = torch.eye(DIM, dtype=torch.float64)
