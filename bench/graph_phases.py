@@ -25,8 +25,7 @@ from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.data.block_graphs import block_model
-from cdeq.data.graphs import Graph, NodeTask
-from cdeq.data.sparse import csr_from_pointers
+from cdeq.data.graphs import NodeTask, task_of_tensors, tensors_of_task
 from cdeq.data.subgraphs import cut_fraction, part_tasks, partition, sampled_task
 from cdeq.evaluation import (
     accuracy,
@@ -96,26 +95,14 @@ class Settings:
 
 
 def save_task(task: NodeTask, path: Path) -> None:
-    adjacency, features = task.graph
-    assert isinstance(features, Tensor)
-    tensors = {
-        "pointers": adjacency.crow_indices(),
-        "columns": adjacency.col_indices(),
-        "values": adjacency.values(),
-        "features": features,
-        **{name: getattr(task, name) for name in ("labels", "train", "valid", "test")},
-    }
-    save_file({name: t.contiguous() for name, t in tensors.items()}, path)
+    save_file({name: t.contiguous() for name, t in tensors_of_task(task).items()}, path)
 
 
 def load_task(path: Path) -> NodeTask:
-    t = load_file(path)
-    for tensor in t.values():
+    tensors = load_file(path)
+    for tensor in tensors.values():
         tensor.sum()  # the file is mapped: only what was touched counts as memory
-    nodes = len(t["labels"])
-    adjacency = csr_from_pointers(t["pointers"], t["columns"], t["values"], (nodes, nodes))
-    graph = Graph(adjacency, t["features"])
-    return NodeTask(graph, t["labels"], t["train"], t["valid"], t["test"])
+    return task_of_tensors(tensors)
 
 
 def new_teacher(s: Settings, kind: type[IGNN] = IGNN) -> Any:

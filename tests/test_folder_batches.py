@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cdeq.data import IMAGENET_STANDARD, FolderBatches, FolderImages, Standard, image_sets
+from cdeq.data import IMAGENET_STANDARD, FolderBatches, FolderImages, Standard
 from cdeq.data.image_folders import CROP_AREA, CROP_RATIO, DRAWS, middle, random_part, read_square
+from cdeq.data.images import validation_places
 from image_files import flat, ramp, random_bytes, write_folders
 
 PLAIN = Standard(mean=(0.0,) * 3, deviation=(1.0,) * 3)
@@ -47,7 +48,7 @@ def test_files_are_listed_with_the_labels_of_their_folders(photographs, monkeypa
     assert files.files == ["c0/00.JPEG", "c1/01.JPEG", "c2/02.JPEG"]
     assert files.labels.tolist() == [0, 1, 2]
     assert files.file(1) == photographs / "val" / "c1" / "01.JPEG"
-    chosen = image_sets.validation_places(FolderImages(photographs).labels, files.classes, 2)
+    chosen = validation_places(FolderImages(photographs).labels, files.classes, 2)
     kept = FolderImages(photographs).take(chosen)
     assert kept.labels.bincount().tolist() == [2, 2, 2]
     assert [Path(file).parent.name for file in kept.files] == [f"c{y}" for y in kept.labels]

@@ -232,8 +232,8 @@ def test_from_pyg_with_another_split(pyg_data):
     [
         ("x", None, "tensor x"),
         ("edge_index", None, "tensor edge_index"),
-        ("y", torch.zeros(6, 4), "one class a node"),
-        ("y", torch.zeros(5, dtype=torch.long), "one class a node"),
+        ("y", torch.zeros(6, 4), "one class for each node"),
+        ("y", torch.zeros(5, dtype=torch.long), "one class for each node"),
         ("edge_index", torch.tensor([[0], [6]]), "there are 6"),
         ("edge_index", torch.tensor([[0, 1, 2]]), "edges"),
         ("train_mask", torch.zeros(6, 10, dtype=torch.bool), "several splits"),

@@ -92,7 +92,7 @@ class QRNN(nn.Module):
 
 def forget_pool(z: Tensor, f: Tensor, c: Tensor) -> Tensor:
     """c_t = f_t c_(t-1) + (1 - f_t) z_t along the tokens of z and f (B, L, C), from c (B, C); all c_t (B, L, C)."""
-    # One elementwise operation a token: beside the projections its time is small. In the precision of the carried
+    # One elementwise operation for each token: beside the projections its time is small. In the precision of the carried
     # state, which under autocast is higher than that of the gates.
     z, f = z.to(c.dtype), f.to(c.dtype)
     states = []

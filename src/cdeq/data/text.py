@@ -1,6 +1,6 @@
 """Word-level text: a vocabulary, a corpus of three splits, and the parallel streams a language model reads.
 
-Shapes: T tokens in a text, B streams, S tokens a stream, L tokens a segment.
+Shapes: T tokens in a text, B streams, S tokens of a stream, L tokens of a segment.
 """
 
 from __future__ import annotations
