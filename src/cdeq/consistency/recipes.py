@@ -16,37 +16,39 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a student is parameterized and what it is trained on.
+    """How a student is parameterized, and what it is trained on.
 
-    Parameterization
-      boundary   what the boundary condition holds: the `state` (g = c_skip z + c_out P, the paper's) or the
-                 `weights` (a step runs with theta + c_out(t) delta, so that late steps are the teacher's own).
-      gamma, eps, end   exponent and interval of the boundary coefficients.
-      time_map, rho     solver time of the teacher's states z_k.
-      decay             the paper's inference beta: step j runs at fraction 1 - decay^j of solver time.
-      schedule          that clock: `fixed`, or `learned` (weights boundary only).
-      history, window, mixing   what is made of the last window + 1 evaluations.
-      start             initial state: the teacher's own, or one learned from the context.
-      delta, rank       change of weights: `full`, or `low_rank`.
-      injection         the context: of the `student`'s weights, mixed as they are, or the `teacher`'s alone,
-                        which saves one injection for each input.
-      feature_axis      axis of the features in a state tensor; None: 1 for (B, C, H, W), else the last.
-    Training
-      states     the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps; depth has no
-                 meaning for the former.
-      memory     of a model that has one: what the `teacher` remembers of the text before, or what the student
-                 itself would, after one to `depth` steps on it (`own`), which is what it meets in use.
-      backprop   through the rollout: `full`, `checkpointed` (same gradient, less memory), `truncated` (a step).
-      loss       `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor).
-      lambda_1   global against local consistency; lambda_2: weight of the task loss, up to fraction
-                 `task_until` of solver time.
-      agreement  weight of the divergence of the student's answer at each step from the converged teacher's, for
-                 readouts that are logits; it needs no labels.
-      direction  of the local loss: the `later` point learns from the earlier (the paper's), or the `earlier`
-                 from the later.
-      first_index  the smallest k drawn from the teacher's trajectory: 0, or 1 as the paper writes.
-      ema        rate of the running average that the local loss learns from.
-      augment_*  endpoint augmentation: probability, and how many first and last states are exempt.
+    Parameterization:
+
+    `boundary`: what the boundary condition holds. `state`: g = c_skip z + c_out P, the paper's; `weights`: a step runs
+        with theta + c_out(t) delta, so that late steps are the teacher's own.
+    `gamma`, `eps`, `end`: exponent and interval of the boundary coefficients.
+    `time_map`, `rho`: solver time of the teacher's states z_k.
+    `decay`: the paper's beta of inference; step j runs at fraction 1 - decay^j of solver time.
+    `schedule`: whether that clock is `fixed` or `learned` (with boundary `weights` only).
+    `history`, `window`, `mixing`: what is made of the last window + 1 evaluations.
+    `start`: the initial state, the teacher's own (`zero`) or one `learned` from the context.
+    `delta`, `rank`: the change of the weights, `full` or `low_rank`.
+    `injection`: the context, under the `student`'s weights and mixed as they are, or the `teacher`'s alone, which saves
+        one injection for each input.
+    `feature_axis`: axis of the features in a state tensor. None: 1 for (B, C, H, W), else the last.
+
+    Training:
+
+    `states`: the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps.
+    `memory`: for a model with memory, what the `teacher` remembers of the text before, or what the student itself
+        remembers after one to `depth` steps on it (`own`), which is what it meets in use.
+    `backprop`: through the rollout, `full`, `checkpointed` (same gradient, less memory) or `truncated` at every step.
+    `loss`: `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor).
+    `lambda_1`: weight of the global loss; the local loss has 1 - lambda_1.
+    `lambda_2`: weight of the task loss, up to fraction `task_until` of solver time.
+    `agreement`: weight of the divergence of the student's answer at each step from that of the converged teacher, for
+        readouts that are logits. It needs no labels.
+    `direction`: of the local loss. The `later` point learns from the earlier one (the paper's), or the reverse.
+    `first_index`: the smallest k drawn from the teacher's trajectory, 0, or 1 as the paper writes.
+    `ema`: rate of the running average that the local loss learns from.
+    `augment_probability`, `augment_first`, `augment_last`: endpoint augmentation, and how many first and last states
+        are exempt.
     """
 
     name: str
@@ -253,6 +255,7 @@ def anchored() -> Recipe:
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {"paper": paper, "anchored": anchored}
+"""Functions that make a recipe, by its name."""
 
 
 Condition = tuple[Callable[[Recipe], bool], str]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 State = Tensor | tuple[Tensor, ...]
+"""A tensor, or the tensors of a multiscale model; a batch is along their first axis."""
 
 
 def tensors_of(state: State) -> tuple[Tensor, ...]:

@@ -22,6 +22,7 @@ def process_rank() -> tuple[int, int]:
 
 
 def is_main_process() -> bool:
+    """Whether this is the process that writes files; True outside torchrun."""
     return process_rank()[0] == 0
 
 
