@@ -31,7 +31,7 @@ class EquilibriumModel(Protocol):
         """The fixed initial state, usually zeros."""
 
     def step(self, z: State, context: Context) -> State:
-        """One evaluation of the equilibrium map f."""
+        """One evaluation of the map f, whose equilibrium is z* = f(z*, x) (paper, eq:deq_fixed_point)."""
 
     def readout(self, z: State, context: Context) -> Tensor:
         """The output at a state."""

@@ -53,7 +53,7 @@ def record(
     carried: bool = False,
     progress: bool | Progress | None = None,
 ) -> TrajectoryStore:
-    """Solve for every batch of `loader` and store the trajectories in `folder`.
+    """Solve for every batch of `loader` and store the trajectories (paper, eq:fp_ode) in `folder`.
 
     `loader`: an iterable of batches. A tuple or list of exactly two elements is (x, y), of exactly
         one is (x,), anything else is x itself: a tensor or a tuple, list or dict of them, nested.
