@@ -59,7 +59,7 @@ class Tanh(Plain):
 
 
 class Linear(Tanh):
-    """f(z, x) = W z + U x: the error shrinks by |W| a step at the slowest."""
+    """f(z, x) = W z + U x: the error shrinks by |W| in each step at the slowest."""
 
     def step(self, z: Any, context: Any) -> Any:
         self.calls += 1

@@ -75,7 +75,7 @@ def test_implicit_gradients_are_those_of_a_long_unrolled_solve(form):
         model,
         Segment(tokens, some_memory(2, 3)),
         lambda output: model.loss(output, targets),
-        unrolled=300,
+        unrolled=150,
         tolerance=1e-6,
         least=1e-6,
     )

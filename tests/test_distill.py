@@ -100,6 +100,7 @@ def test_the_global_generator_neither_matters_nor_moves(no_plan):
     assert same_weights(one, distill(teacher, data, fit=SHORT))
 
 
+@pytest.mark.slow
 @both_recipes
 @pytest.mark.parametrize("bare", [False, True])
 def test_labels_may_be_absent(tmp_path, no_plan, recipe, bare):
@@ -199,6 +200,7 @@ def test_every_ablation_learns(stores, no_plan, name, changes):
     assert torch.isfinite(student(inputs(), steps=4)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [Anderson(window=2), Broyden(), Picard()])
 def test_any_solver_records(tmp_path, no_plan, solver):
     options = {"recipe": "paper", "fit": LEARNING, "max_steps": 5, "folder": tmp_path}
@@ -206,6 +208,7 @@ def test_any_solver_records(tmp_path, no_plan, solver):
     require_learned(student, slow_teacher(), tmp_path)
 
 
+@pytest.mark.slow
 @both_recipes
 @pytest.mark.parametrize("kind", [Pair, Ring, Offering])
 def test_other_teachers(tmp_path, no_plan, recipe, kind):

@@ -223,7 +223,7 @@ def test_implicit_gradients_are_those_of_the_unrolled_iteration(branches):
 # Dropout.
 
 
-def test_dropout_is_drawn_once_an_input_and_in_training_only():
+def test_dropout_is_drawn_once_for_each_input_and_in_training_only():
     model, plain, x = scrambled(2, dropout=0.4), scrambled(2), numbers(5, 3, 8, 8)
     assert len(model.inject(x)) == 1
     assert torch.equal(model.inject(x)[0], plain.inject(x)[0])
