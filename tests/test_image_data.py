@@ -121,7 +121,7 @@ def test_missing_files_say_what_to_do(tmp_path, monkeypatch, name):
     monkeypatch.setattr(image_formats, "FASHION_DEBIAN", tmp_path / "nowhere")
     assert not is_image_set_available(name, tmp_path)
     for ask in (require_image_files, load_images):
-        with pytest.raises(MissingDataError, match=r"can be had from .* CDEQ_DATA at the folder"):
+        with pytest.raises(MissingDataError, match=r"Get it from .* CDEQ_DATA at the folder"):
             ask(name, tmp_path)
 
 

@@ -274,8 +274,8 @@ def test_batches_are_augmented_by_their_number_and_the_crops_leave_the_order_alo
         for image, label in zip(x, y.tolist(), strict=True):
             versions = moved_versions(batches.images.pixels[label], 1)
             assert any(torch.allclose(image, version.float()) for version in versions)
-    alike = Images(pixels=random_bytes(1, 1, 6, 6).expand(24, 1, 6, 6), labels=torch.arange(24))
-    drawn = [replace(batches, images=alike, seed=s).at(u)[0] for s in range(2) for u in range(6)]
+    same = Images(pixels=random_bytes(1, 1, 6, 6).expand(24, 1, 6, 6), labels=torch.arange(24))
+    drawn = [replace(batches, images=same, seed=s).at(u)[0] for s in range(2) for u in range(6)]
     assert not any(torch.equal(a, b) for a, b in combinations(drawn, 2))
 
 

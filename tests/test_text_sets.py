@@ -269,7 +269,7 @@ def test_a_damaged_cache_is_rebuilt_whichever_byte_is_hit(tmp_path, monkeypatch)
             assert_same(load_text("wikitext-2", data, cache), expected)
             assert len(built) == 3
             load_text("wikitext-2", data, cache)
-            assert len(built) == 3  # kept anew
+            assert len(built) == 3  # kept again
 
 
 def test_a_cache_whose_header_lies_about_its_type_is_not_trusted(tmp_path):
@@ -323,7 +323,7 @@ def test_a_cache_is_written_through_atomic_files(tmp_path, monkeypatch):
     monkeypatch.setattr(cdeq.files.os, "replace", failing)
     with pytest.raises(OSError, match="disk is full"):
         load_text("wikitext-2", data, cache)
-    # The tokens come last, since they vouch for the vocabulary; nothing half-written stays.
+    # The tokens come last, since they hold the vocabulary's checksum; nothing half-written stays.
     assert renamed == [".json", ".safetensors"]
     assert [path.suffix for path in cache.iterdir()] == [".json"]
     monkeypatch.undo()

@@ -391,7 +391,7 @@ def test_one_adapter_inside_another_call_of_itself():
                 return super().forward(x)
             adapter, self.adapter = self.adapter[0], None
             x = x + answer(adapter, x).sum()
-            self.adapter = (adapter,)  # in a tuple, lest it be registered
+            self.adapter = (adapter,)  # in a tuple, so that it is not registered as a module
             return super().forward(x)
 
     model, x = build(Nested), inputs()

@@ -93,10 +93,10 @@ def test_from_adapter_to_saved_student(tmp_path, recipe):
         torch.no_grad()
     ):  # one step of the student is nearer to the equilibrium than one of the map
         context = teacher.inject(x)
-        star = solve_model(teacher, context, Anderson(), tol=1e-6, max_steps=200).state
+        equilibrium = solve_model(teacher, context, Anderson(), tol=1e-6, max_steps=200).state
         plain = teacher.step(teacher.start(context), context)
         *_, first = student.rollout(student.prepare(x), 1)
-        distances = [relative_distance(z, star).mean() for z in (first, plain)]
+        distances = [relative_distance(z, equilibrium).mean() for z in (first, plain)]
         assert distances[0] < 0.9 * distances[1]
     student.calibrate(batches, steps=4)
     assert student.calibrated
@@ -107,7 +107,7 @@ def test_from_adapter_to_saved_student(tmp_path, recipe):
         z = solution.state
         true = relative_residual(z, teacher.step(z, context))
         torch.testing.assert_close(solution.residual, true, rtol=1e-2, atol=1e-6)
-        torch.testing.assert_close(z, star, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(z, equilibrium, rtol=1e-2, atol=1e-3)
         torch.testing.assert_close(solution.output, teacher.readout(z, context))
 
     student.save(tmp_path)

@@ -126,7 +126,7 @@ class FolderBatches:
             raise ValueError(
                 f"size must be at least 1 and workers at least 0, not {size} and {workers}"
             )
-        pillow()  # a user without it should hear of it here, not from a process
+        pillow()  # a user without it should learn of it here, not from a process
         self.files, self.standard, self.batch, self.size = files, standard, batch, size
         self.seed, self.augment, self.workers = seed, augment, workers
         self._stream: Iterator[tuple[Tensor, Tensor]] | None = None
@@ -137,10 +137,10 @@ class FolderBatches:
         return len(self.files) // self.batch
 
     def at(self, update: int) -> tuple[Tensor, Tensor]:
-        """The batch of an update. Asking for the next one is fast; for any other, the workers start anew."""
+        """The batch of an update. Asking for the next one is fast; for any other, the workers start again."""
         if self._stream is None or update != self._next:
             self._stream = self.starting_at(update)
-        stream, self._stream = self._stream, None  # after a failure the next call starts anew
+        stream, self._stream = self._stream, None  # after a failure the next call starts again
         found = next(stream)
         self._stream, self._next = stream, update + 1
         return found

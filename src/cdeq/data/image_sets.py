@@ -158,7 +158,7 @@ def _decoded(
     listed: dict[str, FolderImages], size: int | None, pool: ThreadPoolExecutor
 ) -> dict[str, Tensor]:
     """The pixels (N, 3, H, W) of each split."""
-    pillow()  # a user without it should hear of it before threads are at work
+    pillow()  # a user without it should learn of it before threads are at work
     if size is None:
         sizes = {found for part in listed.values() for found in _of_each(part, _size_of, pool)}
         if len(sizes) > 1:
@@ -206,7 +206,7 @@ def _find_class_folders(name: str, home: str, folder: str | Path | None) -> Path
     if absent := [split for split in (TRAIN, TEST) if not (place / name / split).is_dir()]:
         raise MissingDataError(
             f"{name} needs the folder {name}/{absent[0]} with a folder for each class, looked for in {place}. "
-            f"It can be had from {home}. Point --data-dir or CDEQ_DATA at the folder that holds {name}/."
+            f"Get it from {home}. Point --data-dir or CDEQ_DATA at the folder that holds {name}/."
         )
     return _checked(place / name)
 

@@ -123,7 +123,7 @@ def _dense(arrays: dict[str, np.ndarray]) -> Tensor:
 def _restricted(
     kept: Tensor, edges: Tensor, features: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Edges, features and labels of the nodes in a mask, numbered anew in the old order."""
+    """Edges, features and labels of the nodes in a mask, renumbered in the old order."""
     numbers = kept.cumsum(0) - 1
     edges = numbers[edges[:, kept[edges[0]] & kept[edges[1]]]]
     if features.layout != torch.sparse_csr:

@@ -210,7 +210,7 @@ def _grown(adjacency: Tensor, parts: int, generator: torch.Generator) -> Tensor:
     while bool((room > 0).any()):
         if not len(frontier):
             # All that is left lies in other components, or behind parts that are full. More seeds
-            # each time, lest a graph of many small components take a round for each.
+            # each time, or a graph of many small components would take a round for each.
             waiting = waiting[label[waiting] < 0]
             open_parts = (room > 0).nonzero().flatten().repeat(seeds)[: len(waiting)]
             reached, owner, seeds = waiting[: len(open_parts)], open_parts, seeds + 1

@@ -195,7 +195,7 @@ class DEQTransformer(nn.Module):
 class SegmentStart(WindowStart):
     """A convolution over what the input adds to the values of a token and of those before it.
 
-    The memory has what was added to earlier tokens, so that a text cut anywhere starts alike.
+    The memory has what was added to earlier tokens, so that a text starts the same wherever it is cut.
     """
 
     def forward(self, context: SegmentContext) -> Tensor:

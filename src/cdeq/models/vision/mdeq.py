@@ -22,7 +22,7 @@ States = tuple[Tensor, ...]
 
 
 class MDEQ(nn.Module):
-    """f: a residual block a branch, then every branch hears every other.
+    """f: a residual block for each branch, then every branch receives from every other.
 
     y_i = GN(relu(keep z_i + GN(conv(relu(GN(conv(z_i)))) + u_i))), the middle `expand` times as wide; u_0 is the
     stem's output, u_i = 0 below. f_i = GN(conv1(relu(sum_j F_ji(y_j)))): F_ji is the identity for j = i, strided
