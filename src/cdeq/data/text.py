@@ -22,8 +22,8 @@ from cdeq.files import atomic_write_text
 
 END = "<eos>"
 UNKNOWN = "<unk>"
-# The label that torch's cross entropy leaves out; `cdeq.training` means the same by it, and stands above `data`.
 IGNORED = -100
+"""The label of what does not count: a padded token, a node outside the training split."""
 
 
 def words_of(lines: Iterable[str]) -> Iterator[str]:
