@@ -343,7 +343,7 @@ def test_several_deqs_inputs_and_outputs():
     model, x = build(Several), (inputs(), inputs(seed=3))
     with pytest.raises(ValueError, match="deq, other"):
         from_torchdeq(model)
-    with pytest.raises(ValueError, match="no torchdeq DEQ"):
+    with pytest.raises(ValueError, match="not a torchdeq DEQ"):
         from_torchdeq(model, "head")
     adapter = from_torchdeq(model, "deq", output=lambda result: result[0])
     with torch.no_grad():

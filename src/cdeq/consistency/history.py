@@ -71,7 +71,7 @@ class AndersonHistory(WindowHistory):
         return layout.restore(mixed.to(z.dtype))
 
     def in_place(self, memory: HistoryMemory, steps: int) -> tuple[RunningAnderson, HistoryMemory]:
-        """The same mixing for a rollout of `steps` steps that nobody differentiates, with its memory so far."""
+        """The same mixing for a rollout of `steps` steps without gradient, with its memory so far."""
         running, kept = RunningAnderson(self, min(self.window, steps - 1)), None
         for z, h in memory:
             _, kept = running(z, h, kept)
@@ -81,7 +81,7 @@ class AndersonHistory(WindowHistory):
 class RunningAnderson:
     """`AndersonHistory` along one rollout without gradients, in the solver's own ring buffers.
 
-    Each residual meets the others once, where `AndersonHistory` forms their products anew at each step.
+    Products of residuals are formed once; `AndersonHistory` forms all of them at each step.
     """
 
     def __init__(self, history: AndersonHistory, window: int):

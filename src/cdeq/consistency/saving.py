@@ -57,7 +57,7 @@ def _pieces(name: str, tensor: Tensor) -> dict[str, Tensor]:
     if tensor.layout not in (torch.sparse_csr, torch.sparse_coo):
         raise StudentFolderError(
             f"{name} is a {tensor.layout} tensor, which cannot be saved: keep it as CSR or COO, or, if "
-            "the model builds it anew, register it with persistent=False"
+            "the model builds it itself, register it with persistent=False"
         )
     pieces = {"shape": torch.tensor(tensor.shape), **dense_pieces(tensor)}
     return {f"{name}.{piece}": dense for piece, dense in pieces.items()}

@@ -18,8 +18,8 @@ Input = Any
 class EquilibriumModel(Protocol):
     """A model whose output is read off the equilibrium z = step(z, context).
 
-    Four attributes are optional. `batched` (default True) says whether states have a batch axis, first in
-    every tensor; a graph is one sample and sets it to False. `start_network()` may offer a small module
+    Four attributes are optional. `batched` (default True) says whether states have a batch axis, the first
+    of every tensor; a graph is one sample and sets it to False. `start_network()` may offer a small module
     `(context) -> state` that a student can learn to start from. `config`, a dict of the class's keyword
     arguments, lets a saved student rebuild its teacher. `project()` is called after each update of training.
     """

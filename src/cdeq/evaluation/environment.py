@@ -86,7 +86,7 @@ def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
 def current_command(argv: Sequence[str] | None = None) -> str:
     """The command line as a person would type it: `cdeq demo --task images`.
 
-    Without the folders of this machine, which nobody else has and no measured value depends on.
+    Without the folders of this machine, on which no measured value depends.
     """
     program, *arguments = sys.argv if argv is None else argv
     path = Path(program)

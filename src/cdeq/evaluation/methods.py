@@ -68,7 +68,7 @@ def solver_method(teacher: EquilibriumModel, solver: Solver, **fields: Any) -> M
             max_steps=steps,
             callback=lambda k, z: seen.append(z),
         )
-        # A solve that stopped early, at an exact equilibrium or past hope, stays where it is.
+        # A solve that stopped early, at an exact equilibrium or because it diverged, stays where it is.
         yield from seen + seen[-1:] * (steps + 1 - len(seen))
 
     def output(x: Any, steps: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Anderson acceleration (paper, alg:AA), also known as Anderson mixing or Pulay's DIIS.
 
-Shapes: B samples, D numbers a sample, n = min(k, m) + 1 states remembered.
+Shapes: B samples, D numbers in each sample, n = min(k, m) + 1 states remembered.
 """
 
 from __future__ import annotations
