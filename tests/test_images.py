@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from cdeq.data import Augmentation, Images, ImageSet, Standard
 from cdeq.data.embedded import digits_set
 from cdeq.evaluation import accuracy, top_accuracy
+from cdeq.labels import IGNORED
 from cdeq.training.images import ImageBatches, in_order
 from cdeq.training.supervised import SupervisedObjective
-from cdeq.training.task_loss import IGNORED
 
 PLAIN = Standard(mean=(0.0,), deviation=(1 / 255,))  # the bytes themselves, as floats
 

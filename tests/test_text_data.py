@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdeq.data import Corpus, Streams, Vocabulary
-from cdeq.data.text import IGNORED
+from cdeq.labels import IGNORED
 from cdeq.training import task_loss
 
 LINES = st.lists(st.lists(st.sampled_from(["a", "b", "c", "é", "<unk>", "dd"])).map(" ".join))

@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdeq.files import atomic_write_text
+from cdeq.labels import IGNORED
 
 END = "<eos>"
 UNKNOWN = "<unk>"
-IGNORED = -100
-"""The label of what does not count: a padded token, a node outside the training split."""
 
 
 def words_of(lines: Iterable[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional
 
-from cdeq.data.text import IGNORED
+from cdeq.labels import IGNORED
 
 TaskLoss = Callable[[Tensor, Tensor], Tensor]
 """(output, labels) -> scalar, averaged over the samples."""
