@@ -105,8 +105,8 @@ class Recipe:
     def changed(self, **changes: Any) -> Recipe:
         """The recipe with changed fields.
 
-        A change that makes no difference beside the other fields is refused, so that no ablation is a copy of what it
-        is compared with. Fields that are not changed may lose their meaning by those that are.
+        A change that makes no difference, given the other fields, is refused, so that no ablation is a copy of what it
+        is compared with. Fields that are not changed may lose their meaning through those that are.
         """
         if unknown := set(changes) - {f.name for f in fields(Recipe)}:
             raise RecipeError(f"unknown recipe fields: {', '.join(sorted(unknown))}")

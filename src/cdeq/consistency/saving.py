@@ -249,7 +249,7 @@ def _build(entry: dict[str, Any], given: type | None, what: str) -> nn.Module:
 
 
 def _advice(what: str) -> str:
-    """How to load what cannot be found by its name: a class of a script or a notebook, say."""
+    """How to load what cannot be found by its name: for example a class of a script or a notebook."""
     if what == "teacher":
         return "pass its class or an instance as `teacher=`"
     return "define it there again before loading"

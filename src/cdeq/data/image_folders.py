@@ -103,7 +103,7 @@ Key = tuple[int, list[float] | None]
 class FolderBatches:
     """Training batches (x (B, 3, S, S), y (B,)) from files, each a function of its number and the seed alone.
 
-    An image comes at most once in an epoch, in an order of the epoch's own; those that do not fill a batch are left
+    Each epoch has an order of its own, in which an image comes at most once; those that do not fill a batch are left
     out. With `augment` an image is a random part of its file, of 0.08 to all of the area and a ratio of 3/4 to 4/3,
     mirrored or not; without, the middle of it. `workers` processes decode ahead as long as batches are asked for one
     after another; with none, a batch is decoded when it is asked for.
@@ -165,7 +165,7 @@ class FolderBatches:
         chosen = order[place * self.batch : (place + 1) * self.batch].tolist()
         if not self.augment:
             return [(place, None) for place in chosen]
-        # Another stream of numbers than the orders of epochs are drawn from.
+        # Not the stream of random numbers that the orders of epochs are drawn from.
         generator = _numbered_generator(self.seed + 7919, update)
         draws = torch.rand(self.batch, DRAWS, generator=generator, dtype=torch.float64).tolist()
         return list(zip(chosen, draws, strict=True))

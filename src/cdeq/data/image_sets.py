@@ -61,7 +61,7 @@ def load_images(
     """Public images from the data folder (`data_folder(folder)`), or those of a folder given by its path.
 
     The test split is the official one; the validation split is taken out of the training files, as many images of
-    each class. A path is told from a name by its separator ("./birds"); it is read by `read_class_folders`. `cache`
+    each class. A path is recognised by its separator ("./birds"); it is read by `read_class_folders`. `cache`
     is a folder where images of class folders are kept decoded.
     """
     chosen = _image_files(name)

@@ -57,7 +57,7 @@ def load_text(
 ) -> Corpus:
     """A public text from the data folder (`data_folder(folder)`), or the text files of a folder given by its path.
 
-    The vocabulary is that of the training split, and `<unk>`. A path is told from a name by its separator ("./notes");
+    The vocabulary is that of the training split, and `<unk>`. A path is recognised by its separator ("./notes");
     it is read by `read_text_folder`. `cache` is a folder where texts are kept encoded.
     """
     require_text_files(name, folder)

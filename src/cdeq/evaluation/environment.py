@@ -28,7 +28,7 @@ FOLDERS = ("--out", "--runs", "--data-dir")
 def provenance(parts: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
     """The commit, command and hardware of this process, which every measurement is kept with.
 
-    Of a result that is put together from `parts`, their commits and commands come first.
+    For a result that is made from `parts`, their commits and commands come first.
     """
     found = list(parts)
     return {

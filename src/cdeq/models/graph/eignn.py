@@ -59,7 +59,7 @@ class EIGNN(ImplicitGraphNetwork):
 
         D independent systems, solved together by conjugate gradients until each has a relative residual of
         at most `tol`; a RuntimeError if one has not after `max_iterations`. Without gradient: for one, give
-        the state to `cdeq.gradients.solve` as its start `z0`.
+        the state to `cdeq.solve_with_gradient` as its start `z0`.
         """
         injection, adjacency = self.inject(x)
         eigenvalues, vectors = torch.linalg.eigh(self.coupling())

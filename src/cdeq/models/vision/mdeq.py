@@ -93,7 +93,7 @@ class MDEQ(nn.Module):
         self.head = Head(channels, head, final, classes)
 
     def inject(self, x: Tensor) -> States:
-        """Images (B, in_channels, ., .) to u_0 (B, C_0, H, W), and in training a mask (B, ., 1, 1) a branch."""
+        """Images (B, in_channels, ., .) to u_0 (B, C_0, H, W), and in training a mask (B, ., 1, 1) for each branch."""
         fits = x.ndim == 4 and x.shape[1] == self.config["in_channels"]
         if not fits or x.shape[2] % self.shrinks or x.shape[3] % self.shrinks:
             raise ValueError(
