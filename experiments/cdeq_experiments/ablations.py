@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from cdeq_experiments.configs import figure_configs
-from cdeq_experiments.configs.base import KINDS, Counts, Kind, StudentConfig, SuiteConfig
+from cdeq_experiments.configs.base import Counts, Kind, StudentConfig, SuiteConfig
 from cdeq_experiments.tables import Experiment, Page, measure_tables
 
 Variants = dict[str, StudentConfig]
@@ -23,39 +23,36 @@ SHORT: Evaluations = {"text": (1, 2, 8), "images": (1, 2, 8), "graph": (1, 2, 5,
 CURVE = (1, 2, 3, 4, 6, 8, 12)
 LONG: Evaluations = {"text": CURVE, "images": CURVE, "graph": (1, 2, 3, 5, 7, 10)}
 REPORTED: Mapping[Kind, int] = {"text": 8, "images": 8, "graph": 5}
-"""Evaluations at which the paper reports its ablations, and ours are timed."""
+"""Evaluations at which the paper reports most of its ablations."""
 
 
 @dataclass(frozen=True)
 class Ablation:
     """`variants(config)` are the students that are compared; `default` names the one that a recipe has.
 
-    They are scored at `counts` evaluations, of which there may be just the one that the paper reports. `axes`: for a
-    table of two fields, those of its rows and columns; a variant's name gives the values of both.
+    `counts` are the evaluations at which they are scored, for each kind of data. `axes`: for a table of two fields,
+    those of its rows and columns; a variant's name gives the values of both.
     """
 
     name: str
     default: str
     variants: Callable[[SuiteConfig], Variants]
-    counts: Evaluations | int = 0
-    kinds: tuple[Kind, ...] = KINDS
+    counts: Evaluations
     axes: tuple[str, str] | None = None
 
     def configs(self, scale: str) -> list[SuiteConfig]:
         """The first data set of each kind, with the variants as its students."""
         found = []
-        for config in figure_configs(scale, self.kinds):
-            at = self._counts(config.kind)
-            timed = (self._reported(config.kind),)
+        for config in figure_configs(scale, tuple(self.counts)):
+            at, timed = self.counts[config.kind], (self.reported(config.kind),)
             counts = Counts(shown=at, methods=at, solvers=at, timed=timed, time_first_seed=True)
             found.append(config.with_students(self.variants(config), counts))
         return found
 
-    def _counts(self, kind: Kind) -> tuple[int, ...]:
-        return (self.counts,) if isinstance(self.counts, int) else self.counts[kind]
-
-    def _reported(self, kind: Kind) -> int:
-        return self.counts if isinstance(self.counts, int) else REPORTED[kind]
+    def reported(self, kind: Kind) -> int:
+        """Evaluations at which the paper reports it, and ours is timed."""
+        counts = self.counts[kind]
+        return REPORTED[kind] if REPORTED[kind] in counts else counts[0]
 
     def more(self, configs: list[SuiteConfig]) -> Page:
         """What its page needs to know."""
@@ -64,7 +61,7 @@ class Ablation:
             values = dict(part.split(" = ") for part in name.split(", ")) if self.axes else {}
             place = [values[axis] for axis in self.axes or ()]
             variants.append({"name": name, **dict(zip(("row", "column"), place, strict=False))})
-        reported = {config.title: self._reported(config.kind) for config in configs}
+        reported = {config.title: self.reported(config.kind) for config in configs}
         axes = {"axes": None if self.axes is None else list(self.axes)}
         return {"default": self.default, "reported": reported, "variants": variants, **axes}
 
@@ -134,18 +131,21 @@ MODULES = changes(Anderson={}, MLP={"history": "mlp"}, GRU={"history": "gru"})
 WINDOWS = changes(**{f"m = {m}": {"window": m} for m in (1, 3, 5, 7)})
 GAMMA_RHO = pairs("gamma", (0.5, 1.0, 2.0, 5.0), "rho", (0.05, 0.1, 0.2))
 TIME_MAPS = changes(**{name: {"time_map": name} for name in ("linear", "cosine", "exponential")})
-TEXT: tuple[Kind, ...] = ("text",)
 
 ABLATIONS = (
     Ablation("solvers", "anderson trajectory", trajectory_solvers, SHORT),
     Ablation("history", "with Anderson", HISTORIES, LONG),
     Ablation(
-        "lambdas", "lambda_1 = 0.8, lambda_2 = 0.05", LAMBDAS, 20, TEXT, ("lambda_2", "lambda_1")
+        "lambdas",
+        "lambda_1 = 0.8, lambda_2 = 0.05",
+        LAMBDAS,
+        {"text": (20,)},
+        ("lambda_2", "lambda_1"),
     ),
     Ablation("modules", "Anderson", MODULES, SHORT),
     Ablation("window", "m = 1", WINDOWS, SHORT),
-    Ablation("gamma-rho", "gamma = 2, rho = 0.1", GAMMA_RHO, 8, TEXT, ("rho", "gamma")),
-    Ablation("beta", "beta = 0.9", clocks, 8, TEXT),
+    Ablation("gamma-rho", "gamma = 2, rho = 0.1", GAMMA_RHO, {"text": (8,)}, ("rho", "gamma")),
+    Ablation("beta", "beta = 0.9", clocks, {"text": (8,)}),
     Ablation("time-map", "exponential", TIME_MAPS, SHORT),
     Ablation("recipe", "anchored", recipe_parts, SHORT),
     Ablation("updates", "paper", longer_trainings, SHORT),

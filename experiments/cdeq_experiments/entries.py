@@ -79,7 +79,8 @@ class Entry:
                 scores = suite.score_method(*given)
             found["scores"] = {k: asdict(quality) for k, quality in scores.items()}
         elif self.method == SOLVED:
-            found |= suite.converge(made.model, "test", suite.config.tolerances.everyday or 0.0)
+            tol = suite.config.tolerances.everyday or 0.0
+            found |= suite.converge(made.model, suite.data.test(), tol)
         else:
             found |= suite.score_explicit(made.model)
         return {**found, **evaluation.provenance()}
@@ -105,7 +106,7 @@ class Entry:
 
 def _of_teacher(suite: Suite, method: Method, seconds: float | None = None) -> Made:
     """A method that seeks the teacher's equilibrium."""
-    states = suite.find_equilibria("teacher", suite.config.teacher)
+    states = suite.find_equilibria()
     return Made(method, suite.teacher, states, seconds)
 
 

@@ -14,16 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from cdeq import evaluation
 from cdeq.consistency import distill
-from cdeq.equilibrium.contract import is_batched
-from cdeq.equilibrium.states import relative_distance
-from cdeq.evaluation import SOLVERS, Method, Row
+from cdeq.evaluation import SOLVERS, Row
 from cdeq.solvers import Anderson, solve_model
 from cdeq.training.log import LOG
-from cdeq.trajectories.capture import measure_residual
 from cdeq_experiments.configs import figure_configs
 from cdeq_experiments.configs.base import SuiteConfig
 from cdeq_experiments.jobs import Job, run_jobs
@@ -41,7 +37,7 @@ def measure_figure(
     name: str, figure: Measured, alone: bool, suites: Sequence[Suite], options: Options
 ) -> Iterator[Part]:
     """`figure(suite)` gives the rows of one data set; `alone`: it measures seconds, or memory."""
-    run_jobs([suite.equilibria("teacher", suite.config.teacher) for suite in suites], options)
+    run_jobs([suite.equilibria() for suite in suites], options)
     jobs = []
     for suite in suites:
         config = suite.config
@@ -65,27 +61,8 @@ def _row(suite: Suite, method: str, steps: int | None = None, **fields: Any) -> 
 # Residuals: the paper's Figure 2.
 
 
-@torch.no_grad()
-def residual_curve(suite: Suite, method: Method) -> dict[int, tuple[float, float]]:
-    """Mean residual |f(z) - z| / |z| and distance to the equilibrium after each number of steps."""
-    teacher = suite.teacher
-    found: dict[int, list[tuple[Tensor, Tensor]]] = {k: [] for k in STEPS}
-    for x in suite.probes(teacher):
-        context = teacher.inject(x)
-        star = solve_model(teacher, context, Anderson(), tol=1e-5, max_steps=100).state
-        for k, z in enumerate(method.states(x, max(STEPS))):
-            if k in found:
-                distance = relative_distance(z, star, is_batched(teacher))
-                found[k].append((measure_residual(teacher, z, context), distance))
-    return {
-        k: (float(torch.cat(first).mean()), float(torch.cat(second).mean()))
-        for k, parts in found.items()
-        for first, second in [zip(*parts, strict=True)]
-    }
-
-
 def residuals(suite: Suite) -> Iterable[Row]:
-    """The solver, the learned solver and both recipes."""
+    """Residual |f(z) - z| / |z| and distance of the solver, the learned solver and both recipes at each step."""
     teacher, learned = suite.teacher, suite.config.learned_solver
     assert learned is not None
     methods = {"anderson": evaluation.solver_method(teacher, SOLVERS["anderson"])}
@@ -94,14 +71,19 @@ def residuals(suite: Suite) -> Iterable[Row]:
     for name in RECIPES:
         student, _ = suite.train_student(suite.config.students[name], 0)
         methods[name] = evaluation.student_method(student)
+    data = [(x, None) for x in suite.probes(teacher)]
+    solve = partial(solve_model, teacher, solver=Anderson(), tol=1e-5, max_steps=100)
+    with torch.no_grad():
+        states = [solve(teacher.inject(x)).state for x, _ in data]
     for name, method in methods.items():
-        for k, (residual, distance) in residual_curve(suite, method).items():
-            yield _row(suite, name, k, residual=residual, distance=distance)
+        found = evaluation.measure_quality(method, teacher, data, states, None, STEPS)
+        for k, one in found.items():
+            yield _row(suite, name, k, residual=one.residual, distance=one.distance)
 
 
 def residual_configs(scale: str) -> list[SuiteConfig]:
     """As for all figures, and a second graph where there is one."""
-    return figure_configs(scale) + figure_configs(scale, ("graph",), slice(1, 2))
+    return figure_configs(scale) + figure_configs(scale, ("graph",), place=1)
 
 
 # Training time: the paper's Table 7.

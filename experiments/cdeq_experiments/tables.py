@@ -68,8 +68,9 @@ class Experiment:
             results = self.gather(options.scale, parts)
             if options.leads:
                 write_pages(results, options.out)
-        for suite in suites if self.publish and options.leads else ():
-            options.say(suite.publish() or f"{suite.title}: complete")
+        if self.publish and options.leads:
+            for line in filter(None, (suite.publish() for suite in suites)):
+                options.say(line)
         return results
 
     def gather(self, scale: str, parts: Sequence[Part]) -> Results:
@@ -114,7 +115,7 @@ def measure_tables(suites: Sequence[Suite], options: Options) -> Iterator[Part]:
         groups = [list(same) for _, same in groupby(suites, lambda suite: suite.teacher_seed)]
     for group in groups:
         entries = [entry for suite in group for entry in entries_of(suite)]
-        teachers = [suite.equilibria("teacher", suite.config.teacher) for suite in group]
+        teachers = [suite.equilibria() for suite in group]
         run_jobs([*teachers, *(entry.job() for entry in entries if entry.early)], options)
         run_jobs([job for suite in group for job in recordings_of(suite)], options)
         run_jobs([entry.job() for entry in entries if not entry.early], options)

@@ -44,7 +44,7 @@ def settings(config: SuiteConfig) -> list[SuiteConfig]:
 
 
 def measure_settings(suites: Sequence[Suite], options: Options) -> Iterator[Part]:
-    run_jobs([suite.equilibria("teacher", suite.config.teacher) for suite in suites], options)
+    run_jobs([suite.equilibria() for suite in suites], options)
     yield from run_jobs([setting(suite) for suite in suites], options)
 
 
@@ -57,9 +57,9 @@ def setting(suite: Suite) -> Job:
 
 def measure(suite: Suite) -> Part:
     config, model = suite.config, suite.teacher
-    found = suite.equilibria("teacher", config.teacher).run.read()
-    states = suite.find_equilibria("teacher", config.teacher)
-    valid = suite.converge(model, "valid", config.tolerances.reference)["metric"]
+    found = suite.equilibria().run.read()
+    states = suite.find_equilibria()
+    valid = suite.converge(model, suite.data.valid(), config.tolerances.reference)["metric"]
     picard = solver_method(model, Picard())
     scores = suite.score_method(picard, model, states, config.counts.shown, None)
     about: dict[str, Any] = {"dataset": config.title, "method": config.teacher.title}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from cdeq_experiments.configs import graphs, images, text
 from cdeq_experiments.configs.base import KINDS, Kind, SuiteConfig
@@ -23,8 +22,8 @@ SUITES: dict[str, dict[Kind, tuple[SuiteConfig, ...]]] = {
         "text": (text.WIKITEXT_2,),
         "images": (images.CIFAR_10, images.TINY_IMAGENET),
         "graph": (
-            *(graphs.PUBMED, graphs.AMAZON_COMPUTERS, graphs.COAUTHOR_PHYSICS),
-            graphs.SMALL_ARXIV,
+            *(graphs.PUBMED, graphs.AMAZON_COMPUTERS),
+            *(graphs.COAUTHOR_PHYSICS, graphs.SMALL_ARXIV),
         ),
     },
     "paper": {
@@ -41,22 +40,17 @@ def table_configs(kind: Kind, scale: str) -> list[SuiteConfig]:
     return list(SUITES[scale][kind])
 
 
-def figure_configs(
-    scale: str, kinds: Sequence[Kind] = KINDS, places: slice = slice(1)
-) -> list[SuiteConfig]:
+def figure_configs(scale: str, kinds: Sequence[Kind] = KINDS, place: int = 0) -> list[SuiteConfig]:
     """The data set of each kind that figures and ablations are made on: the first of its table.
 
     It has one teacher for all seeds, without other equilibrium models, and recorded trajectories of 30 steps.
     """
-    chosen = [config for kind in kinds for config in SUITES[scale][kind][places]]
-    alone: dict[str, Any] = {"seeded_teacher": False, "others": {}}
-    return [
-        replace(
-            config, **alone, recording={**config.recording, "full": replace(full, max_steps=30)}
-        )
-        for config in chosen
-        for full in [config.recording["full"]]
-    ]
+    found = []
+    for config in (one for kind in kinds for one in SUITES[scale][kind][place : place + 1]):
+        full = replace(config.recording["full"], max_steps=30)
+        alone = replace(config, others={}, seeded_teacher=False)
+        found.append(replace(alone, recording={**config.recording, "full": full}))
+    return found
 
 
 def select(configs: Sequence[SuiteConfig], only: Sequence[str]) -> list[SuiteConfig]:

@@ -1,8 +1,7 @@
-"""What a configuration is made of: typed, frozen, nested data.
+"""What a configuration is made of: typed, frozen, nested data. One `SuiteConfig` says everything about one data set.
 
-One `SuiteConfig` says everything about one data set: its data, its teacher, the teacher's students and rivals, and
-how all of them are trained and measured. The arguments of a model are given straight to its class; those that depend
-on the data themselves (classes, features, words) are added there.
+The arguments of a model are given straight to its class; those that depend on the data themselves (classes, features,
+words) are added there.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class ModelConfig:
 class TeacherConfig(ModelConfig):
     """An equilibrium model: trained as a shallow one first, if so asked, then at its equilibrium.
 
-    `solver`: what it is measured under, where it is compared but not distilled. `closed_form`: the name of its row
-    without iteration, if it can do that.
+    Where it is compared but not distilled: the `solver` it is measured under, the name of its row in `closed_form`.
     """
 
     title: str
@@ -234,10 +232,20 @@ class Budget:
     def hyperdeq(self) -> LearnedSolverConfig:
         return LearnedSolverConfig(name="hyperdeq", fit=_fit(self.learned_solver))
 
+    def explicit_models(
+        self, models: Mapping[str, type[nn.Module]], shared: Arguments, own: Mapping[str, Arguments]
+    ) -> dict[str, ExplicitConfig]:
+        """Explicit models with the arguments that they share and those of each."""
+        given: dict[str, Any] = {"fit": self.fit(self.explicit)}
+        return {
+            name: ExplicitConfig(model=model, arguments={**shared, **own.get(name, {})}, **given)
+            for name, model in models.items()
+        }
+
 
 def _fit(updates: Updates, warmup: int = 0) -> FitConfig:
-    count, rate = updates.count, updates.rate
-    return FitConfig(updates=count, learning_rate=rate, warmup=warmup, checkpoint_every=200)
+    given: dict[str, Any] = {"updates": updates.count, "learning_rate": updates.rate}
+    return FitConfig(**given, warmup=warmup, checkpoint_every=200)
 
 
 def record_configs(endpoint: int, full: int) -> dict[str, RecordConfig]:

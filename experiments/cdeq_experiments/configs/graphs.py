@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cdeq.gradients import Implicit
 from cdeq.models import EIGNN, IGNN, MIGNN
@@ -51,26 +52,27 @@ def graph_config(
     optional: bool = False,
 ) -> base.SuiteConfig:
     """A graph at a scale; settings were chosen on the validation nodes of seed 0."""
-    updates, decay = budget.teacher_updates, 1e-3
+
+    def fit(updates: int, rate: float = 1e-2, **fields: Any) -> FitConfig:
+        return FitConfig(updates=updates, learning_rate=rate, **fields)
+
+    warmup, decay = min(10, budget.teacher_updates // 10), {"weight_decay": 1e-3}
     teaching = TeachConfig(
-        fit=FitConfig(
-            updates=updates, learning_rate=1e-2, weight_decay=decay, warmup=min(10, updates // 10)
-        ),
+        fit=fit(budget.teacher_updates, warmup=warmup, **decay),
         gradient=Implicit(tol=1e-2, max_steps=20),
         depths=(20, 40),
     )
-    student = base.StudentConfig(
-        recipe="paper", fit=FitConfig(updates=budget.student_updates, learning_rate=1e-2)
-    )
+    sizes = {"width": width, "dropout": 0.5}
     teacher = base.TeacherConfig(
-        title="IGNN",
-        model=IGNN,
-        arguments={"width": width, "dropout": 0.5, "kappa": kappa},
-        teaching=teaching,
+        title="IGNN", model=IGNN, arguments={**sizes, "kappa": kappa}, teaching=teaching
     )
-    other = replace(teacher, arguments={"width": width, "dropout": 0.5})
-    eignn = replace(other, title="EIGNN", model=EIGNN, solver=Picard(), closed_form="eignn_closed")
-    mignn_teaching = replace(teaching, solver=MIGNN_SOLVER)
+    eignn = replace(teacher, title="EIGNN", model=EIGNN, arguments=sizes, solver=Picard())
+    mignn = replace(teacher, title="MIGNN", model=MIGNN, arguments=sizes, solver=MIGNN_SOLVER)
+    student = base.StudentConfig(recipe="paper", fit=fit(budget.student_updates))
+    # Its late steps, past the depth it was trained at, have a clock to choose.
+    anchored = replace(student, recipe="anchored", changes=MIXED, calibrated_steps=max(ALL))
+    whole = base.RecordConfig(batches=None, max_steps=40)
+    updates = dict.fromkeys(EXPLICIT, budget.explicit_updates) | {"gpm": budget.gpm_updates}
     return base.SuiteConfig(
         kind="graph",
         name=name,
@@ -78,37 +80,20 @@ def graph_config(
         data=GraphData(name=name),
         teacher=teacher,
         others={
-            "eignn": eignn,
-            "mignn": replace(
-                other, title="MIGNN", model=MIGNN, teaching=mignn_teaching, solver=MIGNN_SOLVER
-            ),
+            "eignn": replace(eignn, closed_form="eignn_closed"),
+            "mignn": replace(mignn, teaching=replace(teaching, solver=MIGNN_SOLVER)),
         },
-        students={
-            "paper": student,
-            # Its late steps, past the depth it was trained at, have a clock to choose.
-            "anchored": replace(
-                student, recipe="anchored", changes=MIXED, calibrated_steps=max(ALL)
-            ),
-        },
-        recording=dict.fromkeys(
-            ("endpoint", "full"), base.RecordConfig(batches=None, max_steps=40)
-        ),
+        students={"paper": student, "anchored": anchored},
+        recording={"endpoint": whole, "full": whole},
         tolerances=base.Tolerances(max_steps=150, exact=1e-5, everyday=None),
         counts=base.Counts(shown=SHOWN, methods=ALL, solvers=ALL, timed=SHOWN),
         learned_solver=base.LearnedSolverConfig(
-            name="ignn_solver", fit=FitConfig(updates=budget.solver_updates, learning_rate=8e-3)
+            name="ignn_solver", fit=fit(budget.solver_updates, 8e-3)
         ),
         few_step=teaching,
         few_step_distances=True,
         explicit={
-            name: base.ExplicitConfig(
-                model=model,
-                fit=FitConfig(
-                    updates=budget.gpm_updates if name == "gpm" else budget.explicit_updates,
-                    learning_rate=rate,
-                    weight_decay=decay,
-                ),
-            )
+            name: base.ExplicitConfig(model=model, fit=fit(updates[name], rate, **decay))
             for name, (model, rate) in EXPLICIT.items()
         },
         seeded_teacher=True,
@@ -120,26 +105,21 @@ TINY = GraphBudget(
     teacher_updates=60, student_updates=60, solver_updates=30, explicit_updates=40, gpm_updates=10
 )
 SMALL = GraphBudget()
-PUBLISHED = GraphBudget(
+PAPER = GraphBudget(
     teacher_updates=500,
     student_updates=1000,
     solver_updates=500,
     explicit_updates=500,
     gpm_updates=500,
 )
+LARGE: dict[str, Any] = {"width": 128, "kappa": 0.98}
+LONGER = GraphBudget(teacher_updates=200)
 
 DIGITS = graph_config("Digits", "digits", TINY, width=32)
 BLOCKS = graph_config("Block model", "blocks", TINY, width=16)
 PUBMED = graph_config("PubMed", "pubmed", SMALL)
 AMAZON_COMPUTERS = graph_config("Amazon Computers", "amazon-computers", SMALL)
 COAUTHOR_PHYSICS = graph_config("Coauthor Physics", "coauthor-physics", SMALL)
-SMALL_ARXIV = graph_config(
-    "ogbn-arxiv",
-    "ogbn-arxiv",
-    GraphBudget(teacher_updates=200),
-    width=128,
-    kappa=0.98,
-    optional=True,
-)
-ARXIV = graph_config("ogbn-arxiv", "ogbn-arxiv", PUBLISHED, width=128, kappa=0.98)
-PRODUCTS = graph_config("ogbn-products", "ogbn-products", PUBLISHED, width=128, kappa=0.98)
+SMALL_ARXIV = graph_config("ogbn-arxiv", "ogbn-arxiv", LONGER, optional=True, **LARGE)
+ARXIV = graph_config("ogbn-arxiv", "ogbn-arxiv", PAPER, **LARGE)
+PRODUCTS = graph_config("ogbn-products", "ogbn-products", PAPER, **LARGE)

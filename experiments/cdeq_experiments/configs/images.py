@@ -49,14 +49,14 @@ def image_config(
     It has its own updates, shallow and at the equilibrium. Of the `recorded` batches those with all their states, for
     the published recipe, may be fewer, since they are large.
     """
-    arguments = {"in_channels": data.channels, **teacher}
-    pixels = {"in_channels": data.channels, "image_size": data.size}
     shallow, deep = single_updates
     single = replace(
         budget,
-        pretraining=base.Updates(shallow, budget.pretraining.rate),
-        teaching=base.Updates(deep, budget.teaching.rate),
+        pretraining=replace(budget.pretraining, count=shallow),
+        teaching=replace(budget.teaching, count=deep),
     )
+    arguments = {"in_channels": data.channels, **teacher}
+    pixels = {"in_channels": data.channels, "image_size": data.size}
     return base.SuiteConfig(
         kind="images",
         name=data.name,
@@ -73,14 +73,7 @@ def image_config(
         counts=base.Counts(shown=SHOWN, methods=SHOWN, solvers=SOLVED, timed=SOLVED),
         learned_solver=budget.hyperdeq(),
         few_step=budget.few_step(),
-        explicit={
-            name: base.ExplicitConfig(
-                model=model,
-                arguments={**pixels, **explicit.get(name, {})},
-                fit=budget.fit(budget.explicit),
-            )
-            for name, model in EXPLICIT.items()
-        },
+        explicit=budget.explicit_models(EXPLICIT, pixels, explicit),
     )
 
 
@@ -155,12 +148,8 @@ def small_images(
 
 
 CIFAR_10 = small_images("CIFAR-10", ImageData(name="cifar-10", size=32), (2, 1), 1200)
-TINY_IMAGENET = small_images(
-    "Tiny-ImageNet (40 classes)",
-    ImageData(name="tiny-imagenet-40", size=64, padding=8),
-    (2, 2),
-    800,
-)
+TINY = ImageData(name="tiny-imagenet-40", size=64, padding=8)
+TINY_IMAGENET = small_images("Tiny-ImageNet (40 classes)", TINY, (2, 2), 800)
 
 IMAGENET = image_config(
     "ImageNet",

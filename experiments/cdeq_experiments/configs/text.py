@@ -55,12 +55,7 @@ def text_config(
         counts=base.Counts(shown=SHOWN, methods=SHOWN, solvers=SOLVED, timed=SOLVED),
         learned_solver=budget.hyperdeq(),
         few_step=budget.few_step(),
-        explicit={
-            name: base.ExplicitConfig(
-                model=model, arguments={**words, **explicit[name]}, fit=budget.fit(budget.explicit)
-            )
-            for name, model in EXPLICIT.items()
-        },
+        explicit=budget.explicit_models(EXPLICIT, words, explicit),
     )
 
 
@@ -94,12 +89,7 @@ WIKITEXT_2 = text_config(
     base.Budget(explicit=base.Updates(6500, 2e-3)),
     words={"width": 128, "cutoffs": (1000, 5000, 15000), "divisor": 2, "dropout": 0.05},
     teacher={"heads": 4, "inner": 1024, "memory": 64},
-    explicit={
-        "tcn": {},
-        "gcnn": {},
-        "awd_qrnn": {"weight_dropout": 0.1},
-        "transformer_xl": {"memory": 64},
-    },
+    explicit={"awd_qrnn": {"weight_dropout": 0.1}, "transformer_xl": {"memory": 64}},
     recorded=64,
 )
 # About as long as the teacher, as the other explicit models.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -53,6 +53,20 @@ SAVED, RECORDED = "student", "trajectories"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Data:
+    """What a suite reads: training batches by number, and all others once, in order; no `valid` without a third split.
+
+    `digest` changes with the data; `sizes` are arguments of all models that the data give.
+    """
+
+    digest: str
+    sizes: dict[str, int]
+    batch_at: Callable[[int], Batch]
+    valid: Callable[[], Iterable[Batch]]
+    test: Callable[[], Iterable[Batch]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Suite(ABC):
     """A data set at work. The teacher, and the split of a graph, have the seed `teacher_seed`; students `seeds`."""
 
@@ -71,32 +85,17 @@ class Suite(ABC):
     def require_data(self) -> None:
         """Refuse, by name, data whose files are not there; nothing is read."""
 
-    @property
     @abstractmethod
-    def digest(self) -> str:
-        """Changes with the data."""
-
-    @property
-    @abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """Arguments of all models that the data give."""
+    def open_data(self) -> Data: ...
 
     @property
     @abstractmethod
     def metrics(self) -> dict[str, Metric]:
         """By their names in a row: `metric`, and `top5` where there is one."""
 
-    @abstractmethod
-    def batch_at(self, update: int) -> Batch:
-        """A training batch, by its number."""
-
-    @abstractmethod
     def recorded_batches(self, mode: str, inputs: str) -> Iterable[Batch]:
-        """What is distilled from, as many as the configuration of the mode says."""
-
-    @abstractmethod
-    def batches(self, split: str) -> Sequence[Batch]:
-        """All `test` or `valid` data once, in order."""
+        """What is distilled from: the first training batches, as many as the configuration of the mode says."""
+        return map(self.data.batch_at, range(self.config.recording[mode].batches or 0))
 
     # What a kind of data fills in: its models.
 
@@ -118,7 +117,7 @@ class Suite(ABC):
 
     @torch.no_grad()
     def converge(
-        self, model: Model, split: str, tol: float, keep: Keep | None = None
+        self, model: Model, batches: Iterable[Batch], tol: float, keep: Keep | None = None
     ) -> dict[str, Any]:
         """Metrics, mean steps and mean residual where `tol` is met; `keep` is given every state.
 
@@ -126,7 +125,7 @@ class Suite(ABC):
         """
         limits, steps, residuals = self.config.tolerances, [], []
         parts: dict[str, list[tuple[float, int]]] = {name: [] for name in self.metrics}
-        for number, (x, y) in enumerate(self.batches(split)):
+        for number, (x, y) in enumerate(batches):
             context = model.inject(x)
             solve = partial(solve_model, model, context, Anderson(), max_steps=limits.max_steps)
             found = solve(tol=tol)
@@ -146,7 +145,11 @@ class Suite(ABC):
         self, method: Method, model: Model, equilibria: Any, counts: tuple[int, ...], told: Any
     ) -> dict[int, Quality]:
         """Scores on the test data at each count; without equilibria no distances."""
-        data, metric, top5 = self.batches("test"), self.metrics["metric"], self.metrics.get("top5")
+        data, metric, top5 = (
+            list(self.data.test()),
+            self.metrics["metric"],
+            self.metrics.get("top5"),
+        )
         return evaluation.measure_quality(
             method, model, data, equilibria, metric, counts, top5=top5, progress=told
         )
@@ -154,7 +157,7 @@ class Suite(ABC):
     @torch.no_grad()
     def score_explicit(self, model: Callable[[Any], Tensor]) -> dict[str, Any]:
         """Metrics, on the test data, of a model that gives outputs."""
-        outputs = [(model(x), y) for x, y in self.batches("test")]
+        outputs = [(model(x), y) for x, y in self.data.test()]
         return {
             name: metric.score([metric.part(*pair) for pair in outputs])
             for name, metric in self.metrics.items()
@@ -200,9 +203,13 @@ class Suite(ABC):
         return True
 
     @cached_property
+    def data(self) -> Data:
+        return self.open_data()
+
+    @property
     def data_key(self) -> Key:
         """What everything depends on."""
-        return {"data": self.config.data, "digest": self.digest, "seed": self.teacher_seed}
+        return {"data": self.config.data, "digest": self.data.digest, "seed": self.teacher_seed}
 
     def run(self, name: str, key: Key) -> Run:
         return Run.of(self.options.runs, f"{self.config.name}-{name}", key)
@@ -245,7 +252,7 @@ class Suite(ABC):
 
     def train_equilibrium_model(self, name: str, config: TeacherConfig) -> tuple[Model, Training]:
         """Built with the teacher's seed; shallow first, if so asked, whose seconds are included."""
-        model: Model = build_seeded(lambda: config.build(**self.sizes), self.teacher_seed)
+        model: Model = build_seeded(lambda: config.build(**self.data.sizes), self.teacher_seed)
         training = Training()
         for stage, key in self._stages(config):
             run, before = self.run(stage or name, key), training.seconds
@@ -256,7 +263,7 @@ class Suite(ABC):
     def _teach(self, model: Model, config: TeachConfig, run: Run, told: Progress) -> None:
         teach(
             model,
-            self.batch_at,
+            self.data.batch_at,
             config,
             task_loss=self.task_loss(model),
             carried=self.carried_memory(model),
@@ -265,8 +272,9 @@ class Suite(ABC):
             progress=told,
         )
 
-    def equilibria(self, name: str, config: TeacherConfig) -> Job:
-        """A model converged on the test data: its states are kept, and what they score."""
+    def equilibria(self, name: str = "teacher", config: TeacherConfig | None = None) -> Job:
+        """A model converged on the test data, the teacher unless said: its states are kept, and what they score."""
+        config = config or self.config.teacher
         limits = replace(self.config.tolerances, everyday=None)
         run = self.run("equilibria", {**self.model_key(config), "tolerances": limits})
         return Job(f"{self.title}: {config.title}", run, partial(self._solve, run, name, config))
@@ -274,13 +282,13 @@ class Suite(ABC):
     def _solve(self, run: Run, name: str, config: TeacherConfig) -> dict[str, Any]:
         model, training = self.train_equilibrium_model(name, config)
         tol, keep = self.config.tolerances.reference, partial(keep_state, run.folder)
-        found = self.converge(model, "test", tol, keep)
+        found = self.converge(model, self.data.test(), tol, keep)
         about = {"parameters": evaluation.parameter_count(model), "seconds": training.seconds}
         return {**found, **about, **evaluation.provenance()}
 
-    def find_equilibria(self, name: str, config: TeacherConfig) -> KeptStates:
+    def find_equilibria(self, *which: Any) -> KeptStates:
         """The states of a model on the test data, solved now or before."""
-        job = self.equilibria(name, config)
+        job = self.equilibria(*which)
         job.run.result(job.work)
         return KeptStates(job.run.folder)
 
@@ -377,12 +385,12 @@ class Suite(ABC):
     def train_explicit(self, name: str) -> tuple[Model, Training]:
         """An explicit model on the same training data."""
         config, run = self.config.explicit[name], self.run(name, self.explicit_key(name))
-        model: Model = build_seeded(lambda: config.build(**self.sizes), self.teacher_seed)
+        model: Model = build_seeded(lambda: config.build(**self.data.sizes), self.teacher_seed)
         objective, identity = (
             self.explicit_objective(model),
             {"model": name, "config": model.config},
         )
-        training = self._fit(run, name, objective, self.batch_at, config.fit, identity)
+        training = self._fit(run, name, objective, self.data.batch_at, config.fit, identity)
         return model.eval().requires_grad_(False), training
 
     def _fit(

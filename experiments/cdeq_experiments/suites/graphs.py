@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cdeq.data.block_graphs import block_model
 from cdeq.data.embedded import digits_graph
-from cdeq.data.graph_sets import load_graph, require_files
+from cdeq.data.graph_sets import load_graph, require_graph_files
 from cdeq.data.graphs import NodeTask
 from cdeq.data.subgraphs import grouped_tasks, induced, partition, sampled_task
 from cdeq.evaluation import Metric, accuracy
@@ -21,7 +21,7 @@ from cdeq.training.supervised import SupervisedObjective
 from cdeq.trajectories.fingerprint import BatchDigest
 from cdeq.trajectories.nesting import flatten_batch
 from cdeq_experiments.rivals.graph_convolutions import explicit_loss
-from cdeq_experiments.suites.base import Batch, Model, Suite
+from cdeq_experiments.suites.base import Batch, Data, Model, Suite
 
 PARTS = 8
 """Parts, or samples, that a student may be distilled on in place of the whole graph."""
@@ -47,7 +47,7 @@ class GraphSuite(Suite):
 
     def require_data(self) -> None:
         if self.config.data.name not in EMBEDDED:
-            require_files(self.config.data.name, self.options.data)
+            require_graph_files(self.config.data.name, self.options.data)
 
     @cached_property
     def nodes(self) -> Nodes:
@@ -62,27 +62,22 @@ class GraphSuite(Suite):
         part = induced(nodes, seen.nonzero().squeeze(1))
         return Nodes(part, nodes._replace(test=nodes.test & ~seen))
 
-    @cached_property
-    def digest(self) -> str:
-        found = BatchDigest()
-        found.update(*flatten_batch(*self.nodes.whole.labelled(self.nodes.whole.train)))
-        return found.hexdigest()
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        nodes = self.nodes.seen
-        return {"features": nodes.graph.features.shape[1], "classes": int(nodes.labels.max()) + 1}
+    def open_data(self) -> Data:
+        (seen, whole), found = self.nodes, BatchDigest()
+        training = seen.labelled(seen.train)
+        found.update(*flatten_batch(*whole.labelled(whole.train)))
+        classes = int(seen.labels.max()) + 1
+        return Data(
+            digest=found.hexdigest(),
+            sizes={"features": seen.graph.features.shape[1], "classes": classes},
+            batch_at=lambda update: training,
+            valid=lambda: [seen.labelled(seen.valid)],
+            test=lambda: [whole.labelled(whole.test)],
+        )
 
     @property
     def metrics(self) -> dict[str, Metric]:
         return {"metric": accuracy()}
-
-    @cached_property
-    def training_batch(self) -> Batch:
-        return self.nodes.seen.labelled(self.nodes.seen.train)
-
-    def batch_at(self, update: int) -> Batch:
-        return self.training_batch
 
     def recorded_batches(self, mode: str, inputs: str) -> list[Batch]:
         """`training`: what the teacher was trained on; `parts` or `samples` of it; or the `whole` graph."""
@@ -94,10 +89,6 @@ class GraphSuite(Suite):
             "training": lambda: [seen],
         }
         return [part.labelled(part.train) for part in pieces[inputs]()]
-
-    def batches(self, split: str) -> Sequence[Batch]:
-        seen, whole = self.nodes
-        return [whole.labelled(whole.test) if split == "test" else seen.labelled(seen.valid)]
 
     def explicit_objective(self, model: nn.Module) -> nn.Module:
         return SupervisedObjective(model, explicit_loss, self.teacher_seed)

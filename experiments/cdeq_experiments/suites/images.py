@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from cdeq.training.images import ImageBatches, in_order
 from cdeq.training.supervised import SupervisedObjective
 from cdeq.training.task_loss import cross_entropy
 from cdeq_experiments.configs.images import ImageData
-from cdeq_experiments.suites.base import Batch, Model, Suite
+from cdeq_experiments.suites.base import Data, Model, Suite
 
 PROBES = 2
 """Test batches that residuals are measured on."""
@@ -35,8 +34,7 @@ class ImageSuite(Suite):
         if self.config.data.name != "digits":
             require_image_files(self.config.data.name, self.options.data)
 
-    @cached_property
-    def images(self) -> ImageSource:
+    def open_data(self) -> Data:
         data, folder = self.config.data, self.options.data
         if data.streamed:
             return images_in_folders(data, data_folder(folder) / data.name)
@@ -45,27 +43,8 @@ class ImageSuite(Suite):
         return images_in_memory(data, load_images(data.name, folder, self.options.runs / "images"))
 
     @property
-    def digest(self) -> str:
-        return self.images.digest
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {"classes": self.images.classes}
-
-    @property
     def metrics(self) -> dict[str, Metric]:
         return {"metric": accuracy(), "top5": top_accuracy(5)}
-
-    def batch_at(self, update: int) -> Batch:
-        return self.images.training.at(update)
-
-    def recorded_batches(self, mode: str, inputs: str) -> Iterator[Batch]:
-        """Training images, augmented as the teacher met them."""
-        for number in range(self.config.recording[mode].batches or 0):
-            yield self.batch_at(number)
-
-    def batches(self, split: str) -> Sequence[Batch]:
-        return list(self.images.test() if split == "test" else self.images.valid())
 
     def explicit_objective(self, model: nn.Module) -> nn.Module:
         return SupervisedObjective(model, _loss, self.teacher_seed)
@@ -76,7 +55,7 @@ class ImageSuite(Suite):
         return HyperDEQ(width=width, initial=teacher.start_network(), feature_axis=1)
 
     def probes(self, teacher: Model) -> Iterator[Tensor]:
-        for x, _ in islice(self.images.test(), PROBES):
+        for x, _ in islice(self.data.test(), PROBES):
             yield x
 
     def certified_input(self, teacher: Model) -> Tensor:
@@ -84,47 +63,36 @@ class ImageSuite(Suite):
 
     def timed_input(self) -> Tensor:
         """As many test images as a training batch has."""
-        return next(iter(self.images.test()))[0][: self.config.data.batch]
+        return next(iter(self.data.test()))[0][: self.config.data.batch]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageSource:
-    """Batches (x, y): augmented ones by number, and other images once. `digest` changes with the data."""
-
-    training: ImageBatches | FolderBatches
-    valid: Callable[[], Iterable[Batch]]
-    test: Callable[[], Iterable[Batch]]
-    classes: int
-    digest: str
-
-
-def images_in_memory(data: ImageData, images: ImageSet) -> ImageSource:
+def images_in_memory(data: ImageData, images: ImageSet) -> Data:
     """Small images, all in memory."""
     standard = images.standard()
     augmentation = Augmentation(padding=data.padding, flip=data.flip)
-    return ImageSource(
-        training=ImageBatches(
+    return Data(
+        batch_at=ImageBatches(
             images=images.train, standard=standard, batch=data.batch, augmentation=augmentation
-        ),
+        ).at,
         valid=partial(in_order, images.valid, standard, data.test_batch),
         test=partial(in_order, images.test, standard, data.test_batch),
-        classes=len(images.classes),
+        sizes={"classes": len(images.classes)},
         digest=images.digest,
     )
 
 
-def images_in_folders(data: ImageData, path: Path) -> ImageSource:
+def images_in_folders(data: ImageData, path: Path) -> Data:
     """ImageNet's layout, read as it is needed; its validation images are the test images."""
     train, test = FolderImages(path, "train"), FolderImages(path, "val")
     digest = hashlib.sha256()  # of the names of all files: their content is a hundred gigabytes
     for images in (train, test):
         for place in range(len(images)):
             digest.update(str(images.file(place).relative_to(path)).encode() + b"\n")
-    return ImageSource(
-        training=FolderBatches(files=train, batch=data.batch, size=data.size),
+    return Data(
+        batch_at=FolderBatches(files=train, batch=data.batch, size=data.size).at,
         valid=list,
         test=FolderBatches(files=test, batch=data.test_batch, size=data.size).in_order,
-        classes=len(train.classes),
+        sizes={"classes": len(train.classes)},
         digest=digest.hexdigest(),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from cdeq.models.learned_solvers import HyperDEQ
 from cdeq.solvers import Anderson, solve_model
 from cdeq.training.segments import CarriedMemory, ExplicitTextObjective, full_memory
 from cdeq.training.task_loss import TaskLoss
-from cdeq_experiments.suites.base import Batch, Keep, Model, Suite
+from cdeq_experiments.suites.base import Batch, Data, Keep, Model, Suite
 
 PROBES = 6
 """Test segments that residuals are measured on."""
@@ -43,34 +43,31 @@ class TextSuite(Suite):
             return EMBEDDED[name]()
         return load_text(name, self.options.data, self.options.runs / "texts")
 
-    @property
-    def digest(self) -> str:
-        return self.corpus.digest
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {"vocabulary": len(self.corpus.vocabulary)}
+    def open_data(self) -> Data:
+        """The segments of the training text come one after another, again and again."""
+        corpus, train = self.corpus, self.training
+        return Data(
+            digest=corpus.digest,
+            sizes={"vocabulary": len(corpus.vocabulary)},
+            batch_at=lambda update: train.segment(update % len(train)),
+            valid=lambda: self.streams(corpus.valid),
+            test=lambda: self.streams(corpus.test),
+        )
 
     @property
     def metrics(self) -> dict[str, Metric]:
         return {"metric": evaluation.perplexity()}
 
+    def streams(self, tokens: Tensor) -> Streams:
+        return Streams(tokens, self.config.data.batch, self.config.data.length)
+
     @cached_property
     def training(self) -> Streams:
-        return Streams(self.corpus.train, self.config.data.batch, self.config.data.length)
+        return self.streams(self.corpus.train)
 
-    def batch_at(self, update: int) -> Batch:
-        """The segments of the training text, one after another, again and again."""
-        return self.training.segment(update % len(self.training))
-
-    def recorded_batches(self, mode: str, inputs: str) -> list[Batch]:
-        """The first segments; a text may have fewer than are asked for."""
-        count = self.config.recording[mode].batches or len(self.training)
-        return [self.batch_at(i) for i in range(min(count, len(self.training)))]
-
-    def batches(self, split: str) -> Sequence[Batch]:
-        data = self.config.data
-        return list(Streams(getattr(self.corpus, split), data.batch, data.length))
+    def recorded_batches(self, mode: str, inputs: str) -> Iterable[Batch]:
+        """A text may have fewer segments than are asked for."""
+        return list(super().recorded_batches(mode, inputs))[: len(self.training)]
 
     # Models.
 
@@ -79,13 +76,15 @@ class TextSuite(Suite):
 
     def carried_memory(self, model: Model) -> CarriedMemory:
         def left(memory: Memory) -> Memory:
-            context = model.inject(Segment(self.batch_at(0)[0], memory))
+            context = model.inject(Segment(self.training.segment(0)[0], memory))
             return model.remember(model.start(context), context)
 
         return self._carried(left)
 
     def explicit_objective(self, model: Model) -> nn.Module:
-        carried = self._carried(lambda memory: model(self.batch_at(0)[0], memory or None)[1])
+        carried = self._carried(
+            lambda memory: model(self.training.segment(0)[0], memory or None)[1]
+        )
         return ExplicitTextObjective(model, carried, seed=self.teacher_seed)
 
     @torch.no_grad()
@@ -99,11 +98,11 @@ class TextSuite(Suite):
     # Scores.
 
     def converge(
-        self, model: Model, split: str, tol: float, keep: Keep | None = None
+        self, model: Model, batches: Iterable[Batch], tol: float, keep: Keep | None = None
     ) -> dict[str, Any]:
         metric, limit = self.metrics["metric"], self.config.tolerances.max_steps
         found, _ = evaluation.find_text_equilibria(
-            model, self.batches(split), metric, tol=tol, max_steps=limit
+            model, list(batches), metric, tol=tol, max_steps=limit
         )
         if keep is not None:
             for number, state in enumerate(found.states):
@@ -113,20 +112,20 @@ class TextSuite(Suite):
     def score_method(
         self, method: Method, model: Model, equilibria: Any, counts: tuple[int, ...], told: Any
     ) -> dict[int, Quality]:
-        data, metric = self.batches("test"), self.metrics["metric"]
+        data, metric = list(self.data.test()), self.metrics["metric"]
         return evaluation.measure_text_quality(
             method, model, data, equilibria, metric, counts, told
         )
 
     def score_explicit(self, model: Any) -> dict[str, Any]:
-        data, metric = self.batches("test"), self.metrics["metric"]
+        data, metric = list(self.data.test()), self.metrics["metric"]
         return {"metric": evaluation.score_explicit_text(model, data, metric)}
 
     @torch.no_grad()
     def probes(self, teacher: Model) -> Iterator[Segment]:
         """Segments with the memory that the converged teacher leaves."""
         memory: Memory = ()
-        for tokens, _ in self.batches("test")[:PROBES]:
+        for tokens, _ in list(self.data.test())[:PROBES]:
             x = Segment(tokens, memory)
             yield x
             context = teacher.inject(x)
@@ -138,7 +137,7 @@ class TextSuite(Suite):
     @torch.no_grad()
     def timed_input(self) -> Segment:
         """The last segment of full length, with the converged teacher's memory."""
-        data, states = self.batches("test"), self.find_equilibria("teacher", self.config.teacher)
+        data, states = list(self.data.test()), self.find_equilibria()
         full = [tokens for tokens, _ in data if tokens.shape == data[0][0].shape]
         memory: Memory = ()
         for number, tokens in enumerate(full[:-1]):
