@@ -181,7 +181,7 @@ def test_every_experiment_is_explained():
         assert tuple(map(int, counts.split(","))) == shown
     kinds = {name.strip("`"): tuple(on.split(", ")) for name, _, _, on in figures}
     for ablation in ABLATIONS:
-        assert kinds[ablation.name] == ablation.kinds, ablation.name
+        assert kinds[ablation.name] == tuple(ablation.counts), ablation.name
 
 
 def test_the_options_that_the_page_names_exist():

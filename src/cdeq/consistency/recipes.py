@@ -39,7 +39,7 @@ class Recipe:
     `memory`: for a model with memory, what the `teacher` remembers of the text before, or what the student itself
         remembers after one to `depth` steps on it (`own`), which is what it meets in use.
     `backprop`: through the rollout, `full`, `checkpointed` (same gradient, less memory) or `truncated` at every step.
-    `loss`: `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor).
+    `loss`: `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + floor), the floor being `log_floor`.
     `lambda_1`: weight of the global loss; the local loss has 1 - lambda_1.
     `lambda_2`: weight of the task loss, up to fraction `task_until` of solver time.
     `agreement`: weight of the divergence of the student's answer at each step from that of the converged teacher, for
