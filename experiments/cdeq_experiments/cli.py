@@ -27,7 +27,7 @@ Ablations = Literal[Paper, "recipe", "updates"]
 class Reproduce:
     """Run one of the paper's tables, with ours beside it, and write it as JSON, Markdown and PNG.
 
-    Work that was done before is not done again; a run cut short goes on where it was.
+    Work that was done before is not done again; a run that was cut short is resumed.
     """
 
     experiment: tyro.conf.Positional[Literal[Tables, Figures, Ablations, "all"]]
@@ -45,12 +45,12 @@ class Reproduce:
     seeds: int | None = None
     """How many seeds, from 0 on; default 3, at the scale tiny 1."""
     only: tuple[str, ...] = ()
-    """Names of data sets, or kinds of data (text, images, graph), to run these alone."""
+    """Names of data sets, or kinds of data (text, images, graph), to run only these."""
     jobs: int | None = None
     """How many jobs (a model to train and score) are done at a time, each in a process of its own; default 1, for all
     at the scale tiny as many as there are cores. Copies of one command, as torchrun starts them, share the jobs."""
     threads: int | None = None
-    """Threads to compute with, of each process; default: as many as torch chooses, divided among them."""
+    """Threads that each process computes with; default: as many as torch chooses, divided among them."""
 
     def __post_init__(self) -> None:
         check_counts(threads=self.threads, seeds=self.seeds, jobs=self.jobs)
@@ -75,7 +75,9 @@ class Report:
 def reproduce(options: Reproduce) -> int:
     whole = options.experiment == "all"
     if whole and options.only:
-        raise ExperimentError("--only means other things to different experiments: name one")
+        raise ExperimentError(
+            "--only means different things to different experiments: name one experiment"
+        )
     from cdeq_experiments.jobs import copies
     from cdeq_experiments.pages import show
     from cdeq_experiments.registry import EXPERIMENTS, require_data

@@ -1,4 +1,4 @@
-"""Figures that are no tables: residuals against steps, training time, what trajectories cost, certified solving."""
+"""What is not a table: residuals against steps, training time, what trajectories cost, certified solving."""
 
 from __future__ import annotations
 

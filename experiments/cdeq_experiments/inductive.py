@@ -1,6 +1,6 @@
 """Inductive use: teacher and students made on one part of a graph, used on the whole with its unseen nodes.
 
-Beside it, what a student loses when it is distilled on pieces of the graph, as graphs past memory must be.
+Also, what a student loses when it is distilled on parts of the graph, as graphs larger than memory must be.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNSEEN = 0.5
 
 
 def inductive_configs(scale: str) -> list[SuiteConfig]:
-    """The graphs with unseen nodes; students are distilled on what is seen, on pieces of it, or on all."""
+    """The graphs with unseen nodes; students are distilled on what is seen, on parts of it, or on all."""
     found = []
     for config in table_configs("graph", scale):
         at = config.counts.shown

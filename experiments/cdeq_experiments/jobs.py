@@ -1,9 +1,9 @@
 """Jobs: one after another, in several processes, or shared by several copies of one command.
 
-All three are the same walk over the same list: who finds the run of a job free does it, who finds it locked goes on
-to the next one. At the end everybody waits for what the others are still doing, so that later jobs may rely on it.
-So the copies that torchrun starts, on one machine or on several with a common folder, share the work, and so do two
-shells with the same command.
+All three are the same walk over the same list: a process that finds the run of a job free does it, one that finds it
+locked goes on to the next. At the end each waits for what the others are still doing, so that later jobs may rely on
+it. So the copies that torchrun starts, on one machine or on several with a common folder, share the work, and so do
+two shells with the same command.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ def run_jobs(jobs: Sequence[Job], options: Options, *, alone: bool = False) -> l
     """
     if alone and not options.leads:
         return [job.run.awaited() for job in jobs]
-    if alone or options.jobs == 1:
-        walk(jobs, options)
+    missing = [job for job in jobs if not job.run.done]
+    if alone or min(options.jobs, len(missing)) <= 1:
+        walk(missing, options)
     else:
-        _walk_in_processes([job for job in jobs if not job.run.done], options)
+        _walk_in_processes(missing, options)
     return [job.run.read() for job in jobs]
 
 
 def walk(jobs: Sequence[Job], options: Options) -> None:
-    """Do every job that nobody has done, and wait for those that others are doing."""
+    """Do every job that is not done, and wait for those that other processes are doing."""
     held = []
     for job in jobs:
-        new = not job.run.done
-        if not job.run.attempt(job.work):
-            held.append(job)
-        elif new:
+        if job.run.attempt(job.work):
             options.say(f"{job.title}: done")
+        else:
+            held.append(job)
     for job in held:
         job.run.result(job.work)  # if the other process has failed, it is done here
 
@@ -63,8 +63,6 @@ def walk(jobs: Sequence[Job], options: Options) -> None:
 def _walk_in_processes(jobs: Sequence[Job], options: Options) -> None:
     """`options.jobs` processes, each of which walks over all jobs."""
     count, left, before = min(options.jobs, len(jobs)), list(jobs), set(active_children())
-    if not jobs:
-        return
     threads = options.threads or max(1, torch.get_num_threads() // options.jobs)
     spawn = get_context("spawn")
     pool = ProcessPoolExecutor(count, spawn, initializer=_begin_worker, initargs=(threads,))
@@ -73,18 +71,18 @@ def _walk_in_processes(jobs: Sequence[Job], options: Options) -> None:
         while futures:
             done, running = wait(futures, timeout=0.5, return_when=FIRST_EXCEPTION)
             for future in done:
-                future.result()  # an error of a process is one of this
+                future.result()  # an error there is an error here
             for job in [job for job in left if job.run.done]:
                 left.remove(job)
                 options.say(f"{job.title}: done")
             futures = list(running)
     except BrokenProcessPool as error:
         raise ExperimentError(
-            "a process that worked on a job was killed, for want of memory perhaps: the same command goes on, "
+            "a process that worked on a job was killed, perhaps because memory ran out: the same command resumes, "
             "with fewer --jobs if so"
         ) from error
     except BaseException:
-        # What the others have done is in their checkpoints: nobody waits an hour to read of the error.
+        # What the others have done is in their checkpoints: the error should not wait for them to finish.
         for child in set(active_children()) - before:
             child.terminate()
         raise

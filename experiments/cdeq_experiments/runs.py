@@ -2,7 +2,7 @@
 
 A run is a folder. A training in it goes on from its last checkpoint, and the seconds it took stand beside that; a
 measurement in it is one JSON file, there or not there. Experiments that need the same teacher find the same folder.
-A run is locked while somebody works on it; a process that is killed lets go of it.
+A run is locked while a process works on it; the lock of a process that is killed is released.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cdeq_experiments.options import ExperimentError
 
 CONFIG, RESULT, LOCK = "run.json", "result.json", ".lock"
 PATIENCE = 0.2
-"""Seconds between two looks for a result that another process is to write."""
+"""Seconds between two looks for a result that another process will write."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Run:
         return self.read()
 
     def attempt(self, work: Callable[[], Any]) -> bool:
-        """As `result`, unless another process is at it: then False, and nothing is done."""
+        """As `result`, unless another process is working on it: then False, and nothing is done."""
         try:
             if not self.done:
                 with self.lock.acquire(blocking=False):
@@ -70,7 +70,7 @@ class Run:
         return True
 
     def awaited(self) -> Any:
-        """The result that another process is to write."""
+        """The result that another process will write."""
         while not self.done:
             time.sleep(PATIENCE)
         return self.read()

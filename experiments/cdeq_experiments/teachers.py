@@ -1,4 +1,4 @@
-"""Other settings of the IGNN than those of Table 3: what they change about the teacher, and what is left to win."""
+"""Other settings of the IGNN than those of Table 3: what they change about the teacher, and what is left to gain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which data sets each table has at each scale, and which stand for their kind in figures and ablations.
 
-A new data set is a `SuiteConfig` in a file of its own and its name here.
+A new data set is a `SuiteConfig` and its name here; CONTRIBUTING.md has the steps.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class StudentConfig:
     """A student: a recipe by name, the fields of it that are changed, and how it is trained.
 
     `solver`: whose states it learns from. `inputs`: what it is distilled on; a kind of data knows the names.
-    `calibrated_steps`: so many steps have their clock chosen after the training. `clock`: the recipe's decay in
+    `calibrated_steps`: how many steps have their clock chosen after the training. `clock`: the recipe's decay in
     use, where it is not that of training. `once`: one seed is enough.
     """
 
@@ -127,9 +127,9 @@ class SuiteConfig:
     """One data set and everything that is trained and measured on it.
 
     `data`: what the kind of data needs to know. `solvers`: the plain ones, by name. `few_step`: how a model for a
-    few steps is trained, before it is told how many; `few_step_distances`: it is measured at its own equilibrium.
+    few steps is trained, whatever their number; `few_step_distances`: it is measured at its own equilibrium.
     `recording`: for each mode. `seeded_teacher`: each seed has a teacher (and a split of the data) of its own; else
-    all students have the teacher of seed 0. `optional`: left out, without a word, where its files are not there.
+    all students have the teacher of seed 0. `optional`: silently left out if its files are not there.
     """
 
     kind: Kind
@@ -153,7 +153,7 @@ class SuiteConfig:
     def with_students(
         self, students: Mapping[str, StudentConfig], counts: Counts, solvers: tuple[str, ...] = ()
     ) -> SuiteConfig:
-        """The same data set and teacher with these students and plain solvers, and nobody else."""
+        """The same data set and teacher with these students and plain solvers, and nothing else."""
         limits = replace(self.tolerances, everyday=None)
         gone: dict[str, Any] = {"others": {}, "learned_solver": None, "few_step": None}
         gone |= {"explicit": {}, "tolerances": limits, "solvers": solvers}
@@ -199,7 +199,7 @@ class Budget:
         return replace(config, weight_decay=self.weight_decay)
 
     def teach(self) -> TeachConfig:
-        """At the equilibrium, solved to a depth that is drawn anew for each update."""
+        """At the equilibrium, solved to a depth that is drawn for each update."""
         return TeachConfig(
             fit=self.fit(self.teaching),
             gradient=Phantom(steps=self.phantom_steps, damping=1.0),
@@ -220,7 +220,7 @@ class Budget:
         )
 
     def few_step(self) -> TeachConfig:
-        """How a few-step model is trained, before it is told how many."""
+        """How a few-step model is trained, whatever the number of steps."""
         config = self.fit(Updates(self.few_step_updates, self.teaching.rate))
         return replace(self.teach(), fit=config, penalty=0.0)
 

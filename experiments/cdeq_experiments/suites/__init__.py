@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cdeq.data import MissingDataError
 from cdeq_experiments.configs import select
 from cdeq_experiments.configs.base import Kind, SuiteConfig
 from cdeq_experiments.options import Options
@@ -21,18 +22,16 @@ def make_suites(configs: list[SuiteConfig], options: Options) -> list[Suite]:
     Missing data are refused here, before hours of work; an optional data set without files is left out, unless it
     is named.
     """
-    suites = []
+    suites, seeds = [], tuple(range(options.seeds))
     for config in select(configs, options.only):
-        suite = KINDS[config.kind](
-            config=config, options=options, seeds=tuple(range(options.seeds))
-        )
-        if config.optional and config.name not in options.only and not suite.is_available:
-            continue
-        suite.require_data()
+        suite = KINDS[config.kind](config=config, options=options, seeds=seeds)
+        try:
+            suite.require_data()
+        except MissingDataError:
+            if config.optional and config.name not in options.only:
+                continue
+            raise
         suites.append(suite)
     seeded = [suite for suite in suites if suite.config.seeded_teacher]
-    return [suite for suite in suites if not suite.config.seeded_teacher] + [
-        replace(suite, teacher_seed=seed, seeds=(seed,))
-        for seed in range(options.seeds)
-        for suite in seeded
-    ]
+    each = [replace(suite, teacher_seed=seed, seeds=(seed,)) for seed in seeds for suite in seeded]
+    return [suite for suite in suites if not suite.config.seeded_teacher] + each

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from cdeq import evaluation
 from cdeq.consistency import Student, distill
-from cdeq.data import MissingDataError
 from cdeq.equilibrium.states import State
 from cdeq.evaluation import SOLVERS, Explicit, Method, Metric, Quality, Training
 from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
@@ -54,7 +53,7 @@ SAVED, RECORDED = "student", "trajectories"
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What a suite reads: training batches by number, and all others once, in order; no `valid` without a third split.
+    """What a suite reads: training batches by number, the others once, in order; `valid` may be empty.
 
     `digest` changes with the data; `sizes` are arguments of all models that the data give.
     """
@@ -145,14 +144,9 @@ class Suite(ABC):
         self, method: Method, model: Model, equilibria: Any, counts: tuple[int, ...], told: Any
     ) -> dict[int, Quality]:
         """Scores on the test data at each count; without equilibria no distances."""
-        data, metric, top5 = (
-            list(self.data.test()),
-            self.metrics["metric"],
-            self.metrics.get("top5"),
-        )
-        return evaluation.measure_quality(
-            method, model, data, equilibria, metric, counts, top5=top5, progress=told
-        )
+        data, metrics = list(self.data.test()), self.metrics
+        given = (method, model, data, equilibria, metrics["metric"], counts)
+        return evaluation.measure_quality(*given, top5=metrics.get("top5"), progress=told)
 
     @torch.no_grad()
     def score_explicit(self, model: Callable[[Any], Tensor]) -> dict[str, Any]:
@@ -193,14 +187,6 @@ class Suite(ABC):
     def title(self) -> str:
         seed = f", seed {self.teacher_seed}" if self.config.seeded_teacher else ""
         return self.config.title + seed
-
-    @property
-    def is_available(self) -> bool:
-        try:
-            self.require_data()
-        except MissingDataError:
-            return False
-        return True
 
     @cached_property
     def data(self) -> Data:
@@ -367,7 +353,7 @@ class Suite(ABC):
         config, teacher = self.config.learned_solver, self.teacher
         assert config is not None
         store, before = self.record("endpoint")
-        batches = list(store) if len(store) == 1 else store  # a graph is read but once
+        batches = list(store) if len(store) == 1 else store  # a graph is read only once
         solver = build_seeded(lambda: self.build_learned_solver(teacher), seed)
         weights = SolverLossWeights(anneal=config.fit.updates)
         objective = SolverObjective(solver, teacher, config.depth, weights)

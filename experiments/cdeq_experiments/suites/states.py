@@ -11,7 +11,7 @@ from cdeq.equilibrium.states import State, tensors_of
 
 NAME = "equilibrium-{:06d}.safetensors"
 PLAIN = "state"
-"""The name of the tensor of a state that is no tuple; those of a tuple are numbered."""
+"""The name of the tensor of a state that is not a tuple; those of a tuple are numbered."""
 
 
 def keep_state(folder: Path, number: int, state: State) -> None:

@@ -44,7 +44,7 @@ class TextSuite(Suite):
         return load_text(name, self.options.data, self.options.runs / "texts")
 
     def open_data(self) -> Data:
-        """The segments of the training text come one after another, again and again."""
+        """The segments of the training text come one after another, then from the beginning again."""
         corpus, train = self.corpus, self.training
         return Data(
             digest=corpus.digest,
@@ -150,7 +150,7 @@ class TextSuite(Suite):
         return model.words.nll(output, x.tokens)
 
     def explicit_output(self, model: Model) -> Callable[[Segment], Tensor]:
-        """On a segment whose memory is another model's; with a memory as it would have."""
+        """On a segment whose memory is another model's; with a memory of the shape it would have."""
         held: list[Any] = []
 
         def output(x: Segment) -> Tensor:
