@@ -75,9 +75,7 @@ class Report:
 def reproduce(options: Reproduce) -> int:
     whole = options.experiment == "all"
     if whole and options.only:
-        raise ExperimentError(
-            "--only means different things to different experiments: name one experiment"
-        )
+        raise ExperimentError("--only differs from experiment to experiment: name one of them")
     from cdeq_experiments.jobs import copies
     from cdeq_experiments.pages import show
     from cdeq_experiments.registry import EXPERIMENTS, require_data

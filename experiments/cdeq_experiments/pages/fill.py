@@ -84,7 +84,7 @@ class Known:
 
 
 def filled(page: str, results: Path) -> str:
-    """The page with all its places filled anew."""
+    """The page with all its places filled again."""
     known = Known(results)
     names = {name: getattr(known, name) for name in dir(Known) if not name.startswith("_")}
 
@@ -93,7 +93,7 @@ def filled(page: str, results: Path) -> str:
         return f"<!-- fill: {place['what']} -->{value}<!-- end -->"
 
     if len(MARK.findall(page)) != 2 * len(PLACE.findall(page)):
-        raise ValueError(f"a place has no begin or no end: {MARK.findall(page)}")
+        raise ValueError(f"a place has no beginning or no end: {MARK.findall(page)}")
     return PLACE.sub(fill, page)
 
 

@@ -1,6 +1,6 @@
 """What results say, in words: every sentence of every page is made here, from the frame.
 
-A sentence is one line of Markdown. What is lost is said as what is won.
+A sentence is one line of Markdown. Where a student loses, it says so.
 """
 
 from __future__ import annotations
@@ -227,4 +227,4 @@ LAYOUTS: dict[str, Callable[[Results, str, pd.DataFrame], Iterator[str]]] = {
     "residuals": _residuals,
     "certified": _certified,
 }
-"""Of all others the tables say it."""
+"""For the other layouts the tables are enough."""
