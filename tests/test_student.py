@@ -375,7 +375,7 @@ def test_a_baked_student_takes_the_same_steps(kind, recipe, injection):
 
 
 def test_a_baked_student_is_a_snapshot():
-    x, student = inputs(), randomized(untrained(Normed(), start="zero"))
+    x, student = inputs(), randomized(untrained(Normed()))
     baked = student.baked(2)
     before, _ = baked.state(x)
     randomized(student, seed=6)

@@ -52,7 +52,9 @@ class BakedStudent:
     def __init__(self, student: Student, steps: int):
         if steps < 1:
             raise ValueError(f"steps must be at least 1, not {steps}")
-        self.student, self.steps = student, steps
+        # Its parts are copied, so that nothing of it changes with the student.
+        self.student = student.with_parts(copy.deepcopy(student.own_parts())).eval()
+        self.steps = steps
         with torch.no_grad():
             strengths = {float(student.time_point(j).strength) for j in range(steps)}
             if student.time_heads is not None:
