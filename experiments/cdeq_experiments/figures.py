@@ -120,8 +120,8 @@ def overhead_of(suite: Suite, name: str) -> dict[str, float]:
     distill(teacher, store, recipe=recipe, fit=fit, task_loss=loss)
     peak = evaluation.peak_megabytes()
     return {
-        "storage, MB a batch": stored_megabytes(store.folder) / len(store),
-        "generation, s a batch": seconds / len(store),
+        "storage, MB per batch": stored_megabytes(store.folder) / len(store),
+        "generation, s per batch": seconds / len(store),
         "points": float(store.manifest.steps + 1 if recipe.store_mode == "full" else 1),
         "update, s": update_seconds(suite.student_run(config, 0).folder / LOG),
         "memory of updates, MB": peak - before,

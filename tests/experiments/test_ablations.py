@@ -143,8 +143,8 @@ def test_overhead_knows_what_is_stored(tmp_path):
     made = suite(options(tmp_path), "graph", **for_figures("graph"))
     paper, anchored = (figures.overhead_of(made, name) for name in ("paper", "anchored"))
     assert (paper["points"], anchored["points"]) == (31, 1)
-    assert paper["storage, MB a batch"] > anchored["storage, MB a batch"] > 0
-    assert paper["generation, s a batch"] > 0
+    assert paper["storage, MB per batch"] > anchored["storage, MB per batch"] > 0
+    assert paper["generation, s per batch"] > 0
 
 
 def for_figures(kind):

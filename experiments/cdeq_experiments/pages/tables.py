@@ -154,8 +154,7 @@ def _overhead(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[Tab
         told = [_bracket(paper.get(key.partition(",")[0])) for key in figures]
         cells = [f"{v:.3g}{more}" for v, more in zip(figures.values(), told, strict=True)]
         rows.append([plain(name), *cells])
-    head = [name.replace(" a batch", " per batch") for name in own["figures"].iloc[0]]
-    yield Table("", ["", *head], rows)
+    yield Table("", ["", *own["figures"].iloc[0]], rows)
 
 
 def _certified(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[Table]:
