@@ -25,7 +25,7 @@ def test_config_names_every_argument():
     }
     model = DEQTransformer(**given_arguments)
     assert model.config == {**given_arguments, "cutoffs": [9, 20]}
-    # Also from what can be read but once.
+    # Also from what can be read only once.
     assert DEQTransformer(**{**given_arguments, "cutoffs": iter((9, 20))}).config == model.config
 
 

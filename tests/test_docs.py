@@ -78,6 +78,34 @@ def test_every_name_has_its_place_in_the_api():
     assert folders - {"demo"} == {path.stem for path in (DOCS / "api").glob("*.md")} - {"index"}
 
 
+# The words.
+
+UNUSUAL = re.compile(
+    r"\bonce an? (?:input|sample|batch|step|segment|epoch|update|run)\b"
+    r"|\b(?:numbers|seconds|images|tokens|rows|labels|batches|bytes|MB|s|masks?) an? "
+    r"(?:sample|batch|second|step|token|class|epoch|branch|segment)\b"
+    r"|by the letter|by a hair|\brestless\b|\bbut once\b|\bhears\b",
+    re.IGNORECASE,
+)
+"""Turns of phrase that a reader of today stumbles over: write `for each input`, `per second`, `exactly`, `barely`."""
+
+
+def prose():
+    yield from (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
+    yield from DOCS.rglob("*.md")
+    for folder in ("src", "experiments", "bench", "examples"):
+        yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in PROSE)
+
+
+PROSE = {".py", ".toml", ".j2", ".html", ".json"}
+
+
+def test_the_words_are_those_of_today():
+    for path in prose():
+        found = UNUSUAL.search(re.sub(r"[\s#]+", " ", path.read_text()))
+        assert found is None, f"{path.relative_to(ROOT)}: {found[0]!r}"
+
+
 # Getting started.
 
 

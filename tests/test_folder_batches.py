@@ -89,7 +89,7 @@ def test_a_batch_depends_on_its_number_alone(photographs, updates):
 def test_workers_decode_the_same_batches_and_draw_nothing_of_torch(photographs, workers):
     batches, plain = batches_of(photographs, workers=workers), batches_of(photographs)
     before, children = torch.get_rng_state(), {*multiprocessing.active_children()}
-    for update in (3, 4, 5, 1):  # goes on, then starts anew, as a resumed run does
+    for update in (3, 4, 5, 1):  # goes on, then starts again, as a resumed run does
         for found, expected in zip(batches.at(update), plain.at(update), strict=True):
             assert torch.equal(found, expected)
     assert torch.equal(torch.get_rng_state(), before)

@@ -31,7 +31,7 @@ from image_files import flat, random_bytes, write_cifar, write_fashion, write_fo
 
 @pytest.fixture
 def few_kept(monkeypatch):
-    """Small files: two validation images a class."""
+    """Small files: two validation images of each class."""
     monkeypatch.setattr(image_formats, "VALID_PER_CLASS", 2)
 
 
