@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cdeq import solvers
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import EquilibriumModel
 from cdeq.equilibrium.states import State
 from cdeq.models.learned_solvers import LearnedSolver
-from cdeq.solvers import Anderson, Broyden, Picard, Solver, solve_model
+from cdeq.solvers import Solver, solve_model
 
-SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
+SOLVERS: dict[str, Solver] = {name: kind() for name, kind in solvers.SOLVERS.items()}
 """The plain solvers that every student is compared with."""
 
 
