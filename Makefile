@@ -66,7 +66,7 @@ results: $(READY)
 	  cp runs/demo-$$task/results.json results/tiny/demo-$$task.json && \
 	  cp runs/demo-$$task/*-$$task.png results/tiny/demo-$$task.png || exit 1; \
 	done
-	$(BIN)/python -m cdeq_experiments.fill README.md docs/*.md
+	$(BIN)/python -m cdeq_experiments.pages.fill README.md docs/*.md
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build site src/*.egg-info

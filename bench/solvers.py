@@ -9,16 +9,15 @@ On a busy machine the ratio of CPU time says more than that of wall time (with o
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -27,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile
 from torchdeq.solver.anderson import anderson_solver
 from torchdeq.solver.broyden import broyden_solver
 
-from cdeq.evaluation import write_measurements
 from cdeq.solvers import Anderson, Broyden, solve
+from common import Measurement, Options
 
 TOL, MAX_STEPS = 1e-4, 50
 TARGETS = {"anderson": 0.7, "broyden": 0.5}
@@ -70,7 +69,7 @@ def transformer_map() -> tuple[Map, Tensor, bool]:
 
 
 def graph_map() -> tuple[Map, Tensor, bool]:
-    """relu(A z W) + b, 20000 nodes of 32 numbers, as one sample; a small world, 10 neighbours a node."""
+    """relu(A z W) + b, 20000 nodes of 32 numbers, as one sample; a small world, 10 neighbours of each node."""
     n, d = 20_000, 32
     near = torch.arange(n).repeat(4)
     i = torch.cat([near, torch.randint(n, (n,))])
@@ -136,7 +135,7 @@ def residual(f: Map, z: Tensor, batched: bool) -> float:
     return float((top / bottom).max())
 
 
-def peak_megabytes(run: Callable[[], tuple]) -> float:
+def live_megabytes(run: Callable[[], tuple]) -> float:
     """Peak of live torch memory: the allocator's own events, temporaries inside kernels included."""
     stderr = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the profiler announces itself there
@@ -185,7 +184,7 @@ def measure(f: Map, z0: Tensor, batched: bool, repeats: int) -> list[dict[str, A
                 "cpu_seconds": statistics.median(cpus),
                 "evaluations": count_calls(build, f),
                 "residual": residual(f, run()[0], batched),
-                "peak_megabytes": peak_megabytes(run),
+                "peak_megabytes": live_megabytes(run),
             }
         row["ratio"] = row["cdeq"]["seconds"] / row["torchdeq"]["seconds"]
         row["cpu_ratio"] = row["cdeq"]["cpu_seconds"] / row["torchdeq"]["cpu_seconds"]
@@ -205,7 +204,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title=f"to a relative residual of {TOL:g}; cdeq / torchdeq")
     table.add_column("map")
     table.add_column("method")
-    names = ("ms", "ratio", "CPU", "a step", "target", "steps", "residual", "peak MB", "map ms")
+    names = ("ms", "ratio", "CPU", "per step", "target", "steps", "residual", "peak MB", "map ms")
     for name in names:
         table.add_column(name, justify="right")
     for row in rows:
@@ -226,34 +225,19 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
+@torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.set_grad_enabled(False)
-
-    load, rows = os.getloadavg(), []
+    options = tyro.cli(Options, description=__doc__)
+    measurement, rows = Measurement(options), []
     for name, build in MAPS.items():
         torch.manual_seed(0)
         f, z0, batched = build()
         rows += [{"map": name, **row} for row in measure(f, z0, batched, options.repeats)]
     console = Console(width=150)
     show(rows, console)
-    console.print("ratio: wall time; CPU: CPU time; a step: wall time divided by evaluations.")
+    console.print("ratio: wall time; CPU: CPU time; per step: wall time divided by evaluations.")
     console.print(f"A ratio in red misses its target, a residual in red misses {TOL:g}.")
-    console.print(f"threads {options.threads}, load {load[0]:.1f} to {os.getloadavg()[0]:.1f}")
-    if options.json:
-        write_measurements(
-            options.json,
-            rows,
-            load_before=load,
-            load_after=os.getloadavg(),
-            tol=TOL,
-            repeats=options.repeats,
-        )
+    measurement.finish(rows, tol=TOL)
 
 
 if __name__ == "__main__":

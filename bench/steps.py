@@ -11,13 +11,12 @@ J evaluations, readout. On a busy machine the ratio of CPU time says more than t
 
 from __future__ import annotations
 
-import argparse
-import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import tyro
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -25,9 +24,10 @@ from torch import Tensor, nn
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
-from cdeq.evaluation import median_times, write_measurements
+from cdeq.evaluation import median_times
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
+from common import Measurement, Options
 
 TARGET = 1.10
 WIDTH = 100
@@ -64,7 +64,7 @@ def disturbed(student: Student) -> Student:
 
 @torch.no_grad()
 def measure(
-    teacher: nn.Module, recipe: Recipe, x: Tensor, counts: list[int], repeats: int
+    teacher: nn.Module, recipe: Recipe, x: Tensor, counts: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
     """A row for each number of steps J."""
     model: EquilibriumModel = check_contract(teacher.eval())
@@ -80,7 +80,7 @@ def measure(
 
     def student_steps(steps: int) -> Callable[[], object]:
         states = student.rollout(prepared, steps)
-        next(states)  # z_0, by the start network: once an input, and in the whole call
+        next(states)  # z_0, by the start network: once for each input, and in the whole call
         return lambda: [None for _ in states]
 
     def plain_call(steps: int) -> Tensor:
@@ -134,16 +134,14 @@ def table_of(recipe: str, rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(Options):
+    steps: tuple[int, ...] = (1, 2, 4, 8)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--steps", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    before = os.getloadavg()
+    options = tyro.cli(StepOptions, description=__doc__)
+    measurement = Measurement(options)
     console = Console(width=WIDTH)
     found: list[dict[str, Any]] = []
     for title, recipe in RECIPES.items():
@@ -157,18 +155,9 @@ def main() -> None:
     console.print(
         "ratio: J steps of the student's rollout over J plain evaluations (red misses the target)."
     )
-    console.print("CPU: the same of CPU time, which a busy machine disturbs less.")
+    console.print("CPU: the same in CPU time, which a busy machine disturbs less.")
     console.print("whole call: input to output, with start network and injection.")
-    console.print(f"threads {options.threads}, load {before[0]:.1f} to {os.getloadavg()[0]:.1f}")
-    if options.json:
-        write_measurements(
-            options.json,
-            found,
-            load_before=before,
-            load_after=os.getloadavg(),
-            target=TARGET,
-            repeats=options.repeats,
-        )
+    measurement.finish(found, target=TARGET)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,9 @@ def monotone() -> Stranger:
     model = Monotone()
     batches = list(zip(digits.train.x.split(64), digits.train.y.split(64), strict=True))[:-1]
     config = cdeq.TeachConfig(
-        fit=cdeq.FitConfig(updates=150), depths=(30, 40), gradient=cdeq.Phantom(steps=4, damping=1.0)
+        fit=cdeq.FitConfig(updates=150),
+        depths=(30, 40),
+        gradient=cdeq.Phantom(steps=4, damping=1.0),
     )
     cdeq.teach(model, batches, config)
     return Stranger(model, [x for x, _ in batches], [digits.test.x[:128], digits.test.x[128:256]])

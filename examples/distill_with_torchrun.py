@@ -11,7 +11,6 @@ import torch
 import cdeq
 from cdeq.data import digits_images
 from cdeq.models import ConvDEQ
-from cdeq.training.parallel import process_rank
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--folder", type=Path, required=True)
@@ -21,16 +20,16 @@ parser.add_argument("--checkpoint-every", type=int, default=50)
 options = parser.parse_args()
 
 with cdeq.process_group():
-    rank, world = process_rank()
+    rank, world = cdeq.process_rank()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train = digits_images().train
     batches = list(zip(train.x.split(64), train.y.split(64), strict=True))[:-1]
 
     def share_of_batch(update):
-        """A process's part of a batch, for the teacher; `distill` makes the parts of its own."""
+        """This process's part of a batch, for `teach`; `distill` takes whole batches and divides them."""
         return tuple(part[rank::world].to(device) for part in batches[update % len(batches)])
 
-    torch.manual_seed(0)  # alike everywhere: all processes begin with the same weights
+    torch.manual_seed(0)  # so that all processes begin with the same weights
     teacher = ConvDEQ(channels=8, groups=4, keep=0.0, gain=0.2).to(device)
     teaching = cdeq.TeachConfig(
         fit=cdeq.FitConfig(
@@ -47,9 +46,7 @@ with cdeq.process_group():
         learning_rate=3e-3,
         checkpoint_every=options.checkpoint_every,
     )
-    student = cdeq.distill(
-        teacher, batches, fit=distilling, folder=options.folder / "distil"
-    )
+    student = cdeq.distill(teacher, batches, fit=distilling, folder=options.folder / "distil")
     if rank == 0:
         student.save(options.folder / "student")
         print(f"saved to {options.folder / 'student'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from cdeq.data.sparse import csr_from_entries
 from cdeq.equilibrium.states import relative_distance
 from cdeq.gradients import Implicit, Unrolled, solve_with_gradient
+from cdeq.models import MODELS
 from cdeq.solvers import Anderson, solve_model
 
 
@@ -86,6 +88,29 @@ def picard_states(model: Any, x: Any, steps: int, z: Any = None) -> list[Any]:
 def distances(states: Iterable[Any], star: Any, batched: bool = True) -> list[float]:
     """The relative distance of each state to the equilibrium, averaged over samples."""
     return [relative_distance(z, star, batched).mean().item() for z in states]
+
+
+def require_copies(model: Any, x: Any) -> None:
+    """A deep copy, and a model of the same config given the same weights, answer alike, and share no weight."""
+    before = answer_after(model, x, 3)
+    rebuilt = MODELS[type(model).__name__](**json.loads(json.dumps(model.config)))
+    rebuilt = rebuilt.to(next(model.parameters()).dtype).train(model.training)
+    assert rebuilt.config == model.config
+    assert not torch.allclose(answer_after(rebuilt, x, 3), before)
+    rebuilt.load_state_dict(model.state_dict())
+    for other in (copy.deepcopy(model), rebuilt):
+        assert torch.equal(answer_after(other, x, 3), before)
+        with torch.no_grad():
+            for weight in other.parameters():
+                weight.add_(0.3 * torch.randn_like(weight))
+        assert not torch.allclose(answer_after(other, x, 3), before)
+    assert torch.equal(answer_after(model, x, 3), before)
+
+
+@torch.no_grad()
+def answer_after(model: Any, x: Any, steps: int) -> Tensor:
+    """The readout after this many steps of the model itself."""
+    return model.readout(picard_states(model, x, steps)[-1], model.inject(x))
 
 
 def require_gradients(module: nn.Module) -> None:

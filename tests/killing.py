@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 import signal
 import stat
 import subprocess
 import sys
+import time
 
 
 def fork(function, *arguments):
@@ -47,6 +49,38 @@ def killed_at(number, function, *arguments):
 
     os.fsync, os.replace = fatal_fsync, fatal_replace
     function(*arguments)
+
+
+def kill_at_random(root, run, require_same, look, kills):
+    """What `look(folder)` says after each SIGKILL at a random instant of `run(folder)`, which is then called again.
+
+    Over as many folders as it takes; `require_same` compares each with the folder of a run that was not killed.
+    """
+    chance, found, began = random.Random(0), [], time.monotonic()
+    assert outcome(fork(run, root / "whole")) == 0
+    duration = time.monotonic() - began
+    while len(found) < kills:
+        folder = root / f"killed{len(found)}"
+        while True:
+            child = fork(run, folder)
+            time.sleep(chance.uniform(0.0, duration / 3))
+            os.kill(child, signal.SIGKILL)
+            if outcome(child) == 0:
+                break
+            found.append(look(folder))
+        require_same(folder, root / "whole")
+    return found
+
+
+def kill_at_every_call(root, run, require_same, look):
+    """The same, killed once in each folder: before each flush, with half the file written, and each rename of a run."""
+    assert outcome(fork(run, root / "whole")) == 0
+    found = []
+    while outcome(fork(killed_at, len(found), run, folder := root / f"call{len(found)}")) != 0:
+        found.append(look(folder))
+        assert outcome(fork(run, folder)) == 0
+        require_same(folder, root / "whole")
+    return found
 
 
 def run_helper(file, folder):

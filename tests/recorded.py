@@ -3,10 +3,12 @@
 import torch
 from torch import nn
 
+from teachers import Plain
+
 D = 5
 
 
-class Affine(nn.Module):
+class Affine(Plain):
     """f(z, x) = tanh(z W) + x, a contraction; dropout shows whether it is in evaluation mode."""
 
     def __init__(self, batched=True, scale=0.4, seed=0):
@@ -22,15 +24,9 @@ class Affine(nn.Module):
             x = next(iter(x.values())) if isinstance(x, dict) else x[0]
         return x
 
-    def start(self, context):
-        return torch.zeros_like(context)
-
     def step(self, z, context):
         self.calls += 1
         return self.dropout(torch.tanh(z @ self.weight) + context)
-
-    def readout(self, z, context):
-        return z
 
 
 class Pair(Affine):

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from cdeq.equilibrium.states import State, map_state
 from cdeq.models.learned_solvers import LearnedSolver, SolverObjective
 from cdeq.training.loop import FitConfig, fit
+from teachers import Plain
 
 WIDTH = 6
 
 
-class Slow(nn.Module):
+class Slow(Plain):
     """f(z, x) = W z + x with W symmetric, its eigenvalues from .3 to .9: every Picard step falls short."""
 
     def __init__(self, feature_axis: int = -1):
@@ -25,18 +26,9 @@ class Slow(nn.Module):
         self.feature_axis = feature_axis
         self.weight = nn.Parameter(q @ torch.linspace(0.3, 0.9, WIDTH).diag() @ q.T)
 
-    def inject(self, x: Tensor) -> Tensor:
-        return x
-
-    def start(self, context: Tensor) -> Tensor:
-        return torch.zeros_like(context)
-
     def step(self, z: Tensor, context: Tensor) -> Tensor:
         moved = z.movedim(self.feature_axis, -1) @ self.weight
         return moved.movedim(-1, self.feature_axis) + context
-
-    def readout(self, z: Tensor, context: Tensor) -> Tensor:
-        return z
 
     def equilibrium(self, x: Tensor) -> Tensor:
         inverse = torch.linalg.inv(torch.eye(WIDTH, dtype=x.dtype) - self.weight.detach())

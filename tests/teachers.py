@@ -19,7 +19,20 @@ def contraction(rows: int, columns: int, norm: float, generator: torch.Generator
     return norm * a / torch.linalg.matrix_norm(a, 2)
 
 
-class Tanh(nn.Module):
+class Plain(nn.Module):
+    """The context is the input, the start zero, the answer the state; the step is a subclass's."""
+
+    def inject(self, x: Any) -> Any:
+        return x
+
+    def start(self, context: Any) -> Any:
+        return torch.zeros_like(context)
+
+    def readout(self, z: Any, context: Any) -> Any:
+        return z
+
+
+class Tanh(Plain):
     """f(z, x) = tanh(W z + U x), |W| = `norm`; the context is U x, the readout linear.
 
     Counts the calls of `step` in `calls`, and has a readout weight that no step uses.
@@ -37,9 +50,6 @@ class Tanh(nn.Module):
     def inject(self, x: Tensor) -> Any:
         return x @ self.injection.T
 
-    def start(self, context: Any) -> Any:
-        return torch.zeros_like(context)
-
     def step(self, z: Any, context: Any) -> Any:
         self.calls += 1
         return torch.tanh(z @ self.weight.T + context)
@@ -49,7 +59,7 @@ class Tanh(nn.Module):
 
 
 class Linear(Tanh):
-    """f(z, x) = W z + U x: the error shrinks by |W| a step at the slowest."""
+    """f(z, x) = W z + U x: the error shrinks by |W| in each step at the slowest."""
 
     def step(self, z: Any, context: Any) -> Any:
         self.calls += 1

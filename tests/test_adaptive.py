@@ -61,7 +61,7 @@ def test_probabilities_are_those_of_the_definition_and_sum_to_one(cutoffs, divis
     assert torch.allclose(probabilities, dense(words, features), rtol=1e-11, atol=0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     cutoffs=st.sampled_from(CUTOFFS),
     targets=st.lists(st.integers(-3, WORDS - 1), min_size=0, max_size=12),

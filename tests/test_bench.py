@@ -1,8 +1,9 @@
 """The benchmarks as `make bench` runs them, on maps that take no time."""
 
-import importlib.util
+import importlib
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,19 +17,19 @@ from test_evaluation import batches, contraction
 ROOT = Path(__file__).parents[1]
 
 
-def bench(name):
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "bench" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def bench(monkeypatch):
+    """bench(name): the module of a benchmark, which leaves the number of threads as it is."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    return importlib.import_module
 
 
-def test_bench_steps_times_the_rollout_of_both_recipes(tmp_path, monkeypatch, capsys):
+def test_bench_steps_times_the_rollout_of_both_recipes(bench, tmp_path, monkeypatch, capsys):
     steps = bench("steps")
     model, _ = contraction()
     named = {name: (model, batches()[0][0]) for name in steps.teachers()}
     monkeypatch.setattr(steps, "teachers", lambda: named)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     rolled = []
     usual = Student.rollout
     monkeypatch.setattr(
@@ -54,7 +55,7 @@ def test_bench_steps_times_the_rollout_of_both_recipes(tmp_path, monkeypatch, ca
         assert shown.count(name) == 4
 
 
-def test_bench_steps_table_fits_a_hundred_columns():
+def test_bench_steps_table_fits_a_hundred_columns(bench):
     steps = bench("steps")
     row = {
         "steps": 8,
@@ -75,15 +76,84 @@ def test_bench_steps_table_fits_a_hundred_columns():
         assert "…" not in text
 
 
-def test_bench_solvers_makes_its_folder_and_says_how(tmp_path, monkeypatch, capsys):
+def test_bench_solvers_makes_its_folder_and_says_how(bench, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torchdeq")
     solvers = bench("solvers")
     monkeypatch.setattr(solvers, "MAPS", {})
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     path = tmp_path / "new" / "solvers.json"
     monkeypatch.setattr(sys, "argv", ["solvers.py", "--json", str(path)])
-    with torch.enable_grad():  # the bench switches gradients off; put them back
-        solvers.main()
+    solvers.main()
     data = json.loads(path.read_text())
     assert {"command", "commit", "hardware", "load_before", "load_after", "rows"} <= set(data)
     assert data["hardware"]["cpu"]
+
+
+def test_bench_image_loading_times_every_way_against_an_update(
+    bench, tmp_path, monkeypatch, capsys
+):
+    loading = bench("image_loading")
+    smaller = {"IN_MEMORY": 8, "BATCH": 4, "UPDATE_BATCH": 2, "LARGE_BATCH": 2}
+    for name, value in {**smaller, "SMALL_FILES": (2, 3), "LARGE_FILES": (2, 1)}.items():
+        monkeypatch.setattr(loading, name, value)
+    target = tmp_path / "new" / "images.json"
+    monkeypatch.setattr(sys, "argv", ["image_loading.py", "--repeats", "1", "--json", str(target)])
+    loading.main()
+    shown = capsys.readouterr().out
+    rows = json.loads(target.read_text())["rows"]
+    assert len(rows) == 5
+    assert rows[-1]["ratio"] == 1
+    for row in rows:
+        expected = row["images_per_second"] / rows[-1]["images_per_second"]
+        assert row["ratio"] == pytest.approx(expected)
+        assert f"| {row['way']} |" in target.with_suffix(".md").read_text()
+        assert row["way"] in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "sizes"), [("scale", {"sizes": (400,)}), ("parts", {}), ("train", {})]
+)
+def test_bench_graph_scale_runs_every_phase(bench, tmp_path, monkeypatch, mode, sizes):
+    scale = bench("graph_scale")
+    monkeypatch.setattr(scale, "run", scale.run_phase)  # all in this process
+    few = {"teach_updates": 2, "distil_updates": 2, "repeats": 1, "parts": 3, "samples": 2}
+    target = tmp_path / f"{mode}.json"
+    settings = scale.Settings(nodes=400, width=8, **few)
+    getattr(scale, mode)(settings, json=target, **sizes)
+    found = json.loads(target.read_text())
+    assert found["mode"] == mode
+    assert target.with_suffix(".png").is_file() == (mode != "train")
+    rows = found["rows"]
+    assert not any("error" in row for row in rows)
+    if mode == "parts":
+        names = [row["variant"] for row in rows]
+        assert names == ["teacher", "whole", "parts, no halo", "parts, halo of 1", "samples"]
+        assert all(len(row["quality"]) == 3 for row in rows[1:])
+    else:
+        assert rows[0]["nodes"] == 400
+        assert rows[0]["record"]["seconds"] > 0
+
+
+@pytest.mark.slow
+def test_bench_graph_scale_runs_a_phase_in_a_process_of_its_own(bench, tmp_path):
+    scale = bench("graph_scale")
+    found = scale.run("build", scale.Settings(nodes=400), tmp_path)
+    assert found["peak_megabytes"] > 50
+    assert found["directed_edges"] == pytest.approx(400 * 13.7, rel=0.01)
+    with pytest.raises(RuntimeError, match="use at 400 nodes ended with code 1"):
+        scale.run("use", scale.Settings(nodes=400), tmp_path)
+
+
+def test_bench_rollout_memory_has_a_row_for_each_way_of_differentiating(bench, monkeypatch, capsys):
+    memory = bench("rollout_memory")
+
+    def in_this_process(command, **_):
+        given = dict(zip(command[2::2], command[3::2], strict=True))
+        memory.one_case(given["--case"], int(given["--steps"]), int(given["--batch"]), 1)
+        return subprocess.CompletedProcess(command, 0, '{"megabytes": 2.0, "seconds": 1.0}')
+
+    monkeypatch.setattr(memory.subprocess, "run", in_this_process)
+    monkeypatch.setattr(sys, "argv", ["rollout_memory.py", "--steps", "1", "--batch", "2"])
+    memory.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [line.split()[1] for line in lines[2:]] == ["full", "checkpointed", "truncated"]

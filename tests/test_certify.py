@@ -219,6 +219,7 @@ def mean_log_distance(student, data, steps):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["paper", "anchored"])
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])

@@ -97,7 +97,7 @@ def test_a_student_keeps_this_clock(gamma):
     student = untrained(Tanh(), recipe="paper", eps=0.5, end=2.0, gamma=gamma)
     for j in range(30):
         t = 0.5 + (1 - 0.9**j) * 1.5
-        moment = student.time_point(j)
-        assert moment.time == pytest.approx(t)
-        assert moment.strength == pytest.approx(1 - ((t - 0.5) / 1.5) ** gamma)
+        point = student.time_point(j)
+        assert point.time == pytest.approx(t)
+        assert point.strength == pytest.approx(1 - ((t - 0.5) / 1.5) ** gamma)
     assert student.time_point(1000).strength == 0

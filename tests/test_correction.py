@@ -1,5 +1,7 @@
 """Learned corrections of a residual: what they are, how they are fitted, and what they may not change."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -171,7 +173,7 @@ def test_the_local_rate_is_that_of_the_corrected_jacobian():
     star = teacher.solved(x)
     with torch.no_grad():
         states = student.trajectory(x, 5)
-    for z, after in zip(states, states[1:], strict=False):
+    for z, after in pairwise(states):
         torch.testing.assert_close(after - star, (z - star) @ rate.T, rtol=1e-9, atol=1e-10)
 
 
@@ -320,7 +322,9 @@ def test_inputs_that_a_teacher_cannot_take_are_named(x, match):
 
 def test_half_precision_and_a_batch_axis_elsewhere_are_refused():
     with pytest.raises(ValueError, match=r"teacher.float\(\)"):
-        Student.for_example(Affine(contraction(0.9).bfloat16()), quick(), torch.ones(4, 8).bfloat16())
+        Student.for_example(
+            Affine(contraction(0.9).bfloat16()), quick(), torch.ones(4, 8).bfloat16()
+        )
 
     class Last(Affine):
         def inject(self, x):

@@ -60,6 +60,14 @@ def test_digit_graph_splits():
     assert (dense > 0).sum(dim=1).min() >= 6
 
 
+def test_a_task_gives_the_labels_of_some_nodes():
+    task = digits_graph(0)
+    graph, labels = task.labelled(task.valid)
+    assert graph is task.graph
+    assert torch.equal(labels[task.valid], task.labels[task.valid])
+    assert labels[~task.valid].eq(torch.nn.CrossEntropyLoss().ignore_index).all()
+
+
 def test_normalised_adjacency_by_hand():
     dense = normalised_adjacency(torch.tensor([[0, 1, 0, 2], [1, 0, 1, 2]]), 3).to_dense()
     expected = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])

@@ -14,8 +14,8 @@ from cdeq.demo.task import StudentConfig, Task, settings_of, training_notes
 from cdeq.demo.tasks import DEMO_TASKS
 from cdeq.evaluation import accuracy, described
 from cdeq.evaluation.training_time import TRAINING
+from cdeq.labels import IGNORED
 from cdeq.training.loop import FitConfig
-from cdeq.training.task_loss import IGNORED
 from cdeq.training.teaching import TeachConfig
 from test_evaluation import batches, contraction
 

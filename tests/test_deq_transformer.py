@@ -160,7 +160,7 @@ def test_keep_and_direct_change_the_map():
 @torch.no_grad()
 def read(model, x):
     """The equilibrium of a text, and the memory that it leaves."""
-    state = equilibrium(model, x, tol=1e-11)
+    state = equilibrium(model, x, tol=1e-9)
     return state, model.remember(state, model.inject(x))
 
 

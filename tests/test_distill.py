@@ -100,6 +100,7 @@ def test_the_global_generator_neither_matters_nor_moves(no_plan):
     assert same_weights(one, distill(teacher, data, fit=SHORT))
 
 
+@pytest.mark.slow
 @both_recipes
 @pytest.mark.parametrize("bare", [False, True])
 def test_labels_may_be_absent(tmp_path, no_plan, recipe, bare):
@@ -157,10 +158,10 @@ ABLATIONS = [
     *(("paper", {"direction": d}) for d in ("later", "earlier")),
     *(("anchored", {"direction": d, "lambda_1": 0.5}) for d in ("later", "earlier")),
     ("paper", OWN),
-    ("anchored", {"states": "teacher", "start": "zero"}),
+    ("anchored", {"states": "teacher", "start": "teacher"}),
     *(("anchored", {"backprop": b}) for b in ("full", "checkpointed", "truncated")),
     *((name, {"loss": loss}) for name in ("paper", "anchored") for loss in ("mse", "log")),
-    *(("anchored", {"start": s}) for s in ("zero", "learned")),
+    *(("anchored", {"start": s}) for s in ("teacher", "learned")),
     *((name, {"delta": "low_rank", "rank": 2}) for name in ("paper", "anchored")),
     *(("anchored", {"schedule": "learned", "gamma": g}) for g in (0.5, 1.0, 2.0)),
     *(("paper", {"first_index": i}) for i in (0, 1)),
@@ -199,6 +200,7 @@ def test_every_ablation_learns(stores, no_plan, name, changes):
     assert torch.isfinite(student(inputs(), steps=4)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [Anderson(window=2), Broyden(), Picard()])
 def test_any_solver_records(tmp_path, no_plan, solver):
     options = {"recipe": "paper", "fit": LEARNING, "max_steps": 5, "folder": tmp_path}
@@ -206,6 +208,7 @@ def test_any_solver_records(tmp_path, no_plan, solver):
     require_learned(student, slow_teacher(), tmp_path)
 
 
+@pytest.mark.slow
 @both_recipes
 @pytest.mark.parametrize("kind", [Pair, Ring, Offering])
 def test_other_teachers(tmp_path, no_plan, recipe, kind):

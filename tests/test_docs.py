@@ -18,20 +18,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 import cdeq
-from cdeq.cli import NEEDED, Reproduce
 from cdeq.consistency.boundary import out_coefficient
 from cdeq.consistency.clock import inference_fraction
 from cdeq.training import CheckpointError
-from cdeq.training.parallel import process_rank
-from cdeq_experiments.grids import GRIDS
-from cdeq_experiments.reproduce import EXPERIMENTS, TABLE_COUNTS
+from teachers import Plain
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-NEW = ("index", "getting-started", "bring-your-own", "reproducing", "scaling-out", "method")
+PAGES = sorted(path.stem for path in DOCS.glob("*.md"))
 
 
 def page(name):
@@ -48,22 +44,66 @@ def table_rows(text, header):
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
+def identifiers(rows):
+    return [row[0].strip("`") for row in rows]
+
+
 # The site.
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    assert (tmp_path / "bring-your-own" / "index.html").exists()
+    made = (tmp_path / "api" / "consistency" / "index.html").read_text()
+    assert "Distil a teacher into a student" in made
 
 
-def test_files_that_the_pages_name_are_there():
-    for name in NEW:
-        for path in re.findall(r"(?:src|docs|examples|tests|bench)/[\w./-]*\w", page(name)):
-            assert (ROOT / path).exists(), f"{name}.md names {path}"
+@pytest.mark.parametrize("name", PAGES)
+def test_files_that_the_pages_name_are_there(name):
+    for path in re.findall(r"(?:src|docs|examples|tests|bench|results)/[\w./-]*\w", page(name)):
+        place = re.sub(r"^results/(small|tiny|paper)/(\w+)$", r"results/\1", path)
+        assert (ROOT / place).exists(), path
+
+
+def test_every_name_has_its_place_in_the_api():
+    """All names of `import cdeq` are on the first page, each folder of the library has a page."""
+    text = (DOCS / "api" / "index.md").read_text()
+    named = dict(re.findall(r"\[`(\w+)`\]\[cdeq\.([\w.]+)\]", text))
+    assert set(named) == set(cdeq.__all__)
+    folders = {path.parent.name for path in (ROOT / "src" / "cdeq").glob("*/__init__.py")}
+    assert folders - {"demo"} == {path.stem for path in (DOCS / "api").glob("*.md")} - {"index"}
+
+
+# The words.
+
+UNUSUAL = re.compile(
+    r"\bonce an? (?:input|sample|batch|step|segment|epoch|update|run)\b"
+    r"|\b(?:numbers|seconds|images|tokens|rows|labels|batches|bytes|MB|s|masks?) an? "
+    r"(?:sample|batch|second|step|token|class|epoch|branch|segment)\b"
+    r"|by the letter|by a hair|\brestless\b|\bbut once\b|\bhears\b",
+    re.IGNORECASE,
+)
+"""Turns of phrase that a reader of today stumbles over: write `for each input`, `per second`, `exactly`, `barely`."""
+
+
+def prose():
+    yield from (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
+    yield from DOCS.rglob("*.md")
+    for folder in ("src", "experiments", "bench", "examples"):
+        yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in PROSE)
+
+
+PROSE = {".py", ".toml", ".j2", ".html", ".json"}
+
+
+def test_the_words_are_those_of_today():
+    for path in prose():
+        found = UNUSUAL.search(re.sub(r"[\s#]+", " ", path.read_text()))
+        assert found is None, f"{path.relative_to(ROOT)}: {found[0]!r}"
 
 
 # Getting started.
@@ -75,6 +115,7 @@ def test_the_extras_are_those_of_the_package():
     assert set(identifiers(rows)) == set(project["optional-dependencies"])
 
 
+@pytest.mark.slow
 def test_getting_started_runs_as_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "page"}
@@ -87,6 +128,7 @@ def test_getting_started_runs_as_written(tmp_path, monkeypatch):
     result = names["result"]
     assert result.converged.float().mean() > 0.95
     assert result.steps.float().mean() < names["solution"].steps.float().mean()
+    assert {row.method for row in names["results"].rows} >= {"anchored", "anderson"}
     assert len(names["again"].calibrated) == 4
     x = names["x"]
     calibrated = cdeq.Student.load("digits-student")
@@ -94,7 +136,11 @@ def test_getting_started_runs_as_written(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "digits" / "log.jsonl").exists()
     with pytest.raises(CheckpointError):  # as the page says of another seed
         cdeq.distill(
-            names["teacher"], names["batches"][:2], updates=20, folder="runs/digits", seed=1
+            names["teacher"],
+            names["batches"][:2],
+            fit=cdeq.FitConfig(updates=20),
+            folder="runs/digits",
+            seed=1,
         )
 
 
@@ -108,6 +154,7 @@ def test_the_page_is_the_example():
     assert [*filter(None, shown.splitlines())] == [*filter(None, example.splitlines())]
 
 
+@pytest.mark.slow
 def test_bring_your_own_runs_as_written(tmp_path, monkeypatch, capsys):
     with warnings.catch_warnings():
         # torchdeq's docstrings hold escapes that Python 3.12 warns about when it first compiles them.
@@ -142,39 +189,51 @@ def numbers(text):
     return [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", text)]
 
 
-# Reproducing.
+# Reproducing and the layout, which need the experiments.
 
 
 def test_every_experiment_is_explained():
+    registry = pytest.importorskip("cdeq_experiments.registry")
+    from cdeq_experiments.ablations import ABLATIONS
+
     text = page("reproducing")
     tables, figures = table_rows(text, "| ID | of the paper |"), table_rows(text, "| ID | in the")
     scales = table_rows(text, "| ID | `--scale tiny` |")
-    assert identifiers(tables) == identifiers(scales) == list(TABLE_COUNTS)
-    assert identifiers(tables + figures) == list(EXPERIMENTS)
-    for name, _, _, needs, counts in tables:
-        extras = {extra for module, _, extra in NEEDED[name.strip("`")] if module != "sklearn"}
-        assert set(re.findall(r"`(\w+)`", needs)) == extras
-        assert tuple(map(int, counts.split(","))) == TABLE_COUNTS[name.strip("`")]
-    for name, _, _, kinds in figures:
-        if grid := GRIDS.get(name.strip("`")):
-            assert tuple(kinds.split(", ")) == grid.kinds, name
-
-
-def identifiers(rows):
-    return [row[0].strip("`") for row in rows]
+    assert identifiers(tables) == identifiers(scales)
+    assert identifiers(tables + figures) == list(registry.EXPERIMENTS)
+    for name, *_, counts in tables:
+        (shown,) = {
+            tuple(found)
+            for found in registry.EXPERIMENTS[name.strip("`")].page("small")["counts"].values()
+        }
+        assert tuple(map(int, counts.split(","))) == shown
+    kinds = {name.strip("`"): tuple(on.split(", ")) for name, _, _, on in figures}
+    for ablation in ABLATIONS:
+        assert kinds[ablation.name] == tuple(ablation.counts), ablation.name
 
 
 def test_the_options_that_the_page_names_exist():
-    known = {field.name.replace("_", "-") for field in fields(Reproduce)} | {"nproc-per-node"}
+    cli = pytest.importorskip("cdeq_experiments.cli")
+    known = {field.name.replace("_", "-") for field in fields(cli.Reproduce)} | {
+        "nproc-per-node",
+        "results",
+    }
     assert set(re.findall(r"--([a-z][a-z-]+)", page("reproducing"))) <= known
 
 
 def test_every_file_of_the_experiments_has_its_place_in_the_layout():
-    section = page("layout").split("## Inside `experiments/`")[1]
-    named = re.findall(r"`(\w+)`", "".join(line.split(" | ")[0] for line in section.splitlines()))
-    files = {path.stem for path in (ROOT / "src/cdeq/experiments").glob("*.py")} - {"__init__"}
-    assert set(named) == files
-    assert len(named) == len(files)
+    section = page("layout").split("## The experiments")[1]
+    named = re.findall(r"`([\w./*]+)`", "".join(row[0] for row in table_rows(section, "| file")))
+    place = ROOT / "experiments" / "cdeq_experiments"
+    found = [path for pattern in named for path in place.glob(pattern) if path.is_file()]
+    files = {
+        path
+        for path in place.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.parent.name != "templates"
+    }
+    assert {path for path in found if "__pycache__" not in path.parts} == files - {
+        place / "__init__.py"
+    }
 
 
 # Scaling out.
@@ -197,6 +256,7 @@ def in_this_process(monkeypatch, *arguments):
         runpy.run_path(script, run_name="__main__")
 
 
+@pytest.mark.slow
 def test_the_script_trains_on_two_processes_as_on_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     together, alone, _ = commands()
@@ -229,12 +289,11 @@ def last_line(folder):
 
 
 def test_the_calls_of_the_page_run_in_one_process_too(tmp_path, monkeypatch):
-    usual = cdeq.distill
-    monkeypatch.setattr(cdeq, "distill", lambda *a, **k: usual(*a, updates=3, **k))
+    usual, short = cdeq.distill, cdeq.FitConfig(updates=3)
+    monkeypatch.setattr(cdeq, "distill", lambda *a, **k: usual(*a, fit=short, **k))
     (block,) = blocks(page("scaling-out"))
     teacher = Affine(contraction(0.5))
-    names = {"cdeq": cdeq, "process_rank": process_rank, "teacher": teacher, "batches": [INPUTS]}
-    exec(block, names | {"folder": tmp_path})
+    exec(block, {"cdeq": cdeq, "teacher": teacher, "batches": [INPUTS], "folder": tmp_path})
     again = cdeq.Student.load(tmp_path / "student", teacher=Affine(contraction(0.5)))
     assert again(INPUTS).shape == INPUTS.shape
 
@@ -253,25 +312,16 @@ def test_the_command_for_several_machines_is_one_that_torchrun_reads():
 # The proof of docs/method.md, on linear maps in double precision.
 
 
-class Affine(nn.Module):
+class Affine(Plain):
     """z = W z + b + x."""
 
     def __init__(self, weight):
         super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(weight.new_zeros(len(weight)))
-
-    def inject(self, x):
-        return x
-
-    def start(self, context):
-        return torch.zeros_like(context)
+        self.weight = torch.nn.Parameter(weight)
+        self.bias = torch.nn.Parameter(weight.new_zeros(len(weight)))
 
     def step(self, z, context):
         return z @ self.weight.T + self.bias + context
-
-    def readout(self, z, context):
-        return z
 
     def equilibrium(self, x):
         """(I - W)^-1 (b + x)."""

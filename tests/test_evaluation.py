@@ -30,9 +30,9 @@ from cdeq.evaluation import (
     student_method,
     top_accuracy,
 )
+from cdeq.labels import IGNORED
 from cdeq.models.learned_solvers import HyperDEQ
 from cdeq.solvers import Anderson, Broyden, Picard
-from cdeq.training.task_loss import IGNORED
 from checks import numbers, picard_states
 from problems import PROBLEMS, Counting
 from slow_maps import ZeroStart

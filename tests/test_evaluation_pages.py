@@ -25,7 +25,7 @@ from cdeq.evaluation.plot import spread_out
 
 STEPS = (1, 2, 3, 5, 8, 12)
 
-# Made up, not measured. method: (metrics, distances, seconds a step, f-equivalents beside steps)
+# Made up, not measured. method: (metrics, distances, seconds per step, cost beside steps)
 SYNTHETIC_ACCURACY = {
     "picard": ([0.40, 0.48, 0.60, 0.75, 0.86, 0.93], [0.95, 0.85, 0.76, 0.53, 0.34, 0.23], 4, 0),
     "anderson": ([0.40, 0.51, 0.66, 0.82, 0.92, 0.961], [0.95, 0.83, 0.7, 0.4, 0.2, 0.05], 5, 0),

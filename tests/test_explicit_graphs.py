@@ -203,7 +203,7 @@ def test_dropped_entries_are_as_many_as_said_and_the_rest_are_scaled():
 
 
 @given(seed=st.integers(0, 1000), rows=st.integers(1, 9), columns=st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_dropped_sparse_features_keep_their_transpose(seed, rows, columns):
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(columns + 1, (rows,), generator=generator)
@@ -248,7 +248,7 @@ def test_bad_arguments_of_gpm_are_named(bad):
     length=st.integers(1, 6),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_walks_go_along_edges_and_the_isolated_stay(nodes, edges, walks, length, seed):
     generator = torch.Generator().manual_seed(seed)
     adjacency = normalised_adjacency(torch.randint(nodes, (2, edges), generator=generator), nodes)
@@ -415,7 +415,12 @@ def test_gpm_tells_by_structure_alone():
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(GCN, {}), (GAT, {}), (GCNII, {"layers": 8}), (GPM, {"width": 32, "length": 4})],
+    [
+        (GCN, {}),
+        (GAT, {}),
+        (GCNII, {"layers": 8}),
+        pytest.param(GPM, {"width": 32, "length": 4}, marks=pytest.mark.slow),
+    ],
 )
 def test_models_learn_two_groups_from_few_labels(kind, options):
     """Features alone tell at best 79 in 100 nodes; neighbours, nine in ten of one's own group, tell more."""

@@ -41,7 +41,7 @@ def text(batch=3, length=LENGTH):
 
 
 @every_model
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(cuts=st.sets(st.integers(1, LENGTH - 1), min_size=1, max_size=4))
 def test_segments_with_memory_give_the_features_of_the_whole_text(name, cuts):
     model, tokens = build(name), text()
@@ -226,7 +226,7 @@ def test_weight_dropout_changes_the_features_in_training_only():
     assert torch.equal(same[0], same[1])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(length=st.integers(1, 12), seed=st.integers(0, 99))
 def test_forget_pooling_is_the_sum_of_what_each_token_leaves(length, seed):
     torch.manual_seed(seed)

@@ -62,11 +62,11 @@ def published(cls: type[nn.Module]) -> nn.Module:
         return cls(classes=1000)
 
 
-# (weights, multiply-adds an image) with 1000 classes at 224 pixels
+# (weights, multiply-adds for one image) with 1000 classes at 224 pixels
 PUBLISHED = [
     (AlexNet, 61_100_840, 714e6),
     (InceptionV2, 11_295_240, 2.03e9),
-    (HRNet, 21_299_004, 4.3e9),
+    pytest.param(HRNet, 21_299_004, 4.3e9, marks=pytest.mark.slow),
 ]
 
 
@@ -91,7 +91,7 @@ def test_small_classifiers_keep_to_a_small_budget(cls, image_size, classes):
 
 
 @CLASSES
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     image_size=st.integers(8, 130),
     classes=st.integers(1, 12),
@@ -154,6 +154,7 @@ def test_gradients_are_those_of_finite_differences(cls):
     torch.testing.assert_close((gradient * direction).sum(), expected, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "arguments", "updates"),
     [
@@ -163,7 +164,7 @@ def test_gradients_are_those_of_finite_differences(cls):
         (HRNet, {"stem": 8}, 14),
     ],
 )
-def test_a_few_updates_learn_random_images_by_heart(cls, arguments, updates):
+def test_a_few_updates_learn_random_images(cls, arguments, updates):
     torch.manual_seed(0)
     model = cls(**{"classes": 4, "image_size": 16} | SMALL[cls] | arguments)
     images, labels = torch.randn(32, 3, 16, 16), torch.arange(32) % 4

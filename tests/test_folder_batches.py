@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cdeq.data import IMAGENET_STANDARD, FolderBatches, FolderImages, Standard, image_sets
+from cdeq.data import IMAGENET_STANDARD, FolderBatches, FolderImages, Standard
 from cdeq.data.image_folders import CROP_AREA, CROP_RATIO, DRAWS, middle, random_part, read_square
+from cdeq.data.images import validation_places
 from image_files import flat, ramp, random_bytes, write_folders
 
 PLAIN = Standard(mean=(0.0,) * 3, deviation=(1.0,) * 3)
@@ -47,7 +48,7 @@ def test_files_are_listed_with_the_labels_of_their_folders(photographs, monkeypa
     assert files.files == ["c0/00.JPEG", "c1/01.JPEG", "c2/02.JPEG"]
     assert files.labels.tolist() == [0, 1, 2]
     assert files.file(1) == photographs / "val" / "c1" / "01.JPEG"
-    chosen = image_sets.validation_places(FolderImages(photographs).labels, files.classes, 2)
+    chosen = validation_places(FolderImages(photographs).labels, files.classes, 2)
     kept = FolderImages(photographs).take(chosen)
     assert kept.labels.bincount().tolist() == [2, 2, 2]
     assert [Path(file).parent.name for file in kept.files] == [f"c{y}" for y in kept.labels]
@@ -88,7 +89,7 @@ def test_a_batch_depends_on_its_number_alone(photographs, updates):
 def test_workers_decode_the_same_batches_and_draw_nothing_of_torch(photographs, workers):
     batches, plain = batches_of(photographs, workers=workers), batches_of(photographs)
     before, children = torch.get_rng_state(), {*multiprocessing.active_children()}
-    for update in (3, 4, 5, 1):  # goes on, then starts anew, as a resumed run does
+    for update in (3, 4, 5, 1):  # goes on, then starts again, as a resumed run does
         for found, expected in zip(batches.at(update), plain.at(update), strict=True):
             assert torch.equal(found, expected)
     assert torch.equal(torch.get_rng_state(), before)
@@ -240,7 +241,7 @@ def test_the_middle_is_the_crop_of_224_from_a_shorter_side_of_256():
     assert math.isclose(right - left, 224)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cut=st.integers(0, 10**6), place=st.integers(0, 10**6), value=st.integers(0, 255))
 def test_a_damaged_jpeg_is_read_or_refused_by_name(tmp_path_factory, cut, place, value):
     content = io.BytesIO()

@@ -116,7 +116,7 @@ def test_a_long_prompt_is_read_in_segments_as_long_as_the_memory():
     ("recipe", "changes"),
     [
         ("anchored", {}),
-        ("anchored", {"start": "zero"}),
+        ("anchored", {"start": "teacher"}),
         ("anchored", {"history": "anderson", "window": 2}),
         ("anchored", {"injection": "student"}),
         ("anchored", {"schedule": "learned"}),

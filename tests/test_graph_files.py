@@ -17,7 +17,7 @@ from cdeq.data import (
     UnsafePickleError,
     data_folder,
     from_pyg,
-    is_available,
+    is_graph_available,
     load_graph,
     normalised_adjacency,
     read_npz_graph,
@@ -148,7 +148,7 @@ def test_npz_graphs_too_small_or_no_zip(tmp_path):
         read_npz_graph(path, seed=0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(nodes=st.integers(1, 40), data=st.data())
 def test_the_largest_component_is_that_of_a_search(nodes, data):
     ends = st.integers(0, nodes - 1)
@@ -232,8 +232,8 @@ def test_from_pyg_with_another_split(pyg_data):
     [
         ("x", None, "tensor x"),
         ("edge_index", None, "tensor edge_index"),
-        ("y", torch.zeros(6, 4), "one class a node"),
-        ("y", torch.zeros(5, dtype=torch.long), "one class a node"),
+        ("y", torch.zeros(6, 4), "one class for each node"),
+        ("y", torch.zeros(5, dtype=torch.long), "one class for each node"),
         ("edge_index", torch.tensor([[0], [6]]), "there are 6"),
         ("edge_index", torch.tensor([[0, 1, 2]]), "edges"),
         ("train_mask", torch.zeros(6, 10, dtype=torch.bool), "several splits"),
@@ -265,7 +265,7 @@ def test_the_data_folder(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("graph", GRAPH_SETS)
 def test_missing_files_are_named_with_their_home(tmp_path, graph):
-    assert not is_available(graph, tmp_path)
+    assert not is_graph_available(graph, tmp_path)
     with pytest.raises(MissingDataError) as raised:
         load_graph(graph, tmp_path)
     message = str(raised.value)
@@ -280,7 +280,7 @@ def test_graphs_by_name(tmp_path, monkeypatch):
     write_npz(tmp_path / "gnn-benchmark/ms_academic_cs.npz", nodes=400)
     write_ogb(tmp_path / "ogb", graph="ogbn_products", split="sales_ranking")
     monkeypatch.setenv("CDEQ_DATA", str(tmp_path))
-    available = [graph for graph in GRAPH_SETS if is_available(graph)]
+    available = [graph for graph in GRAPH_SETS if is_graph_available(graph)]
     assert available == ["cora", "coauthor-cs", "ogbn-products"]
     assert len(load_graph("cora").labels) == 528
     a, b = load_graph("coauthor-cs", seed=0), load_graph("coauthor-cs", tmp_path, seed=1)
@@ -309,7 +309,7 @@ def test_graphs_by_name(tmp_path, monkeypatch):
     ],
 )
 def test_real_graphs(graph, nodes, features, classes, directed_edges, splits):
-    if not os.environ.get("CDEQ_DATA") or not is_available(graph):
+    if not os.environ.get("CDEQ_DATA") or not is_graph_available(graph):
         pytest.skip(f"the files of {graph} are not here: set CDEQ_DATA")
     task = load_graph(graph)
     adjacency = task.graph.adjacency

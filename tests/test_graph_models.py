@@ -307,7 +307,7 @@ def test_implicit_gradients_are_those_of_the_unrolled_iteration(case):
         GRADIENT_CASES[case](),
         random_graph(),
         lambda output: F.cross_entropy(output, labels),
-        unrolled=600,
+        unrolled=300,
         tolerance=1e-7,
         least=1e-5,
     )
@@ -332,7 +332,7 @@ def assert_half_is_dropped(dropped: Tensor, whole: Tensor) -> None:
 
 
 @every_kind
-def test_dropout_is_drawn_once_an_input_and_in_training_only(kind):
+def test_dropout_is_drawn_once_for_each_input_and_in_training_only(kind):
     model, plain, x = make(kind, dropout=0.5), make(kind), random_graph()
     torch.testing.assert_close(model.inject(x), plain.inject(x))
     z = numbers(NODES, WIDTH, seed=5)

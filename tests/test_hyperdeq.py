@@ -239,6 +239,7 @@ def test_training_beats_picard_at_every_step_on_samples_it_never_saw():
     assert ours[4] < 0.5 * same_start[4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature_axis", [-1, 1])
 def test_mixing_alone_beats_picard_at_every_step(feature_axis):
     teacher = Slow(feature_axis)

@@ -16,7 +16,9 @@ from cdeq.data import (
     FolderImages,
     MissingDataError,
     data_folder,
+    image_formats,
     image_sets,
+    images,
     is_image_set_available,
     load_images,
     read_class_folders,
@@ -29,8 +31,8 @@ from image_files import flat, random_bytes, write_cifar, write_fashion, write_fo
 
 @pytest.fixture
 def few_kept(monkeypatch):
-    """Small files: two validation images a class."""
-    monkeypatch.setattr(image_sets, "VALID_A_CLASS", 2)
+    """Small files: two validation images of each class."""
+    monkeypatch.setattr(image_formats, "VALID_PER_CLASS", 2)
 
 
 def rows_of(images):
@@ -68,11 +70,11 @@ def test_validation_images_are_drawn_and_always_the_same(tmp_path, few_kept):
     assert torch.equal(first.valid.pixels, second.valid.pixels)
     assert first.classes[0] == "airplane"
     labels = torch.arange(10_000) % 10
-    chosen = image_sets.validation_places(labels, range(10), 200).nonzero().flatten()
+    chosen = images.validation_places(labels, range(10), 200).nonzero().flatten()
     assert 4000 < chosen.double().mean() < 6000  # neither the first ones nor the last
     assert len(chosen) == 2000
     # Frozen: with another choice results on validation images could not be compared.
-    few = image_sets.validation_places(torch.arange(24) % 2, "ab", 3)
+    few = images.validation_places(torch.arange(24) % 2, "ab", 3)
     assert few.nonzero().flatten().tolist() == [0, 5, 9, 11, 14, 18]
 
 
@@ -116,10 +118,10 @@ def test_too_few_images_for_a_validation_split(tmp_path):
 
 @pytest.mark.parametrize("name", IMAGE_SETS)
 def test_missing_files_say_what_to_do(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(image_sets, "FASHION_DEBIAN", tmp_path / "nowhere")
+    monkeypatch.setattr(image_formats, "FASHION_DEBIAN", tmp_path / "nowhere")
     assert not is_image_set_available(name, tmp_path)
     for ask in (require_image_files, load_images):
-        with pytest.raises(MissingDataError, match=r"can be had from .* CDEQ_DATA at the folder"):
+        with pytest.raises(MissingDataError, match=r"Get it from .* CDEQ_DATA at the folder"):
             ask(name, tmp_path)
 
 
@@ -148,7 +150,7 @@ def test_real_cifar_has_its_known_counts():
 def test_fashion_is_read_packed_or_not_and_from_debians_place(tmp_path, few_kept, monkeypatch):
     pixels = write_fashion(tmp_path / "plain")
     write_fashion(tmp_path / "packed", packed=True)
-    monkeypatch.setattr(image_sets, "FASHION_DEBIAN", tmp_path / "packed")
+    monkeypatch.setattr(image_formats, "FASHION_DEBIAN", tmp_path / "packed")
     found = {place: load_images("fashion-mnist", tmp_path / place) for place in ("plain", "packed")}
     found["debian"] = load_images("fashion-mnist", tmp_path / "empty")
     assert len({images.digest for images in found.values()}) == 1
@@ -161,7 +163,7 @@ def test_fashion_is_read_packed_or_not_and_from_debians_place(tmp_path, few_kept
 
 
 def test_only_the_missing_fashion_file_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_sets, "FASHION_DEBIAN", tmp_path / "nowhere")
+    monkeypatch.setattr(image_formats, "FASHION_DEBIAN", tmp_path / "nowhere")
     write_fashion(tmp_path)
     (tmp_path / "fashion-mnist" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from cdeq.data import Augmentation, Images, ImageSet, Standard
 from cdeq.data.embedded import digits_set
 from cdeq.evaluation import accuracy, top_accuracy
+from cdeq.labels import IGNORED
 from cdeq.training.images import ImageBatches, in_order
 from cdeq.training.supervised import SupervisedObjective
-from cdeq.training.task_loss import IGNORED
 
 PLAIN = Standard(mean=(0.0,), deviation=(1 / 255,))  # the bytes themselves, as floats
 
@@ -37,6 +37,12 @@ def numbered(count: int, height: int = 2, width: int = 3) -> Images:
     places = torch.arange(count)
     pixels = places.to(torch.uint8)[:, None, None, None].expand(count, 1, height, width)
     return Images(pixels=pixels, labels=places)
+
+
+def standard_of(train: Images, other: Images | None = None) -> Standard:
+    """The standard of a set with these training images; the other splits do not count."""
+    parts = {"train": train, "valid": other or train, "test": other or train}
+    return ImageSet(name="x", classes=("a",), digest="", **parts).standard()
 
 
 # Images.
@@ -76,15 +82,13 @@ def test_taking_images_by_places_and_by_booleans():
     top=st.integers(2, 256),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_standard_is_mean_and_deviation_over_all_pixels(count, channels, side, top, seed):
     pixels = torch.randint(top, (count, channels, side, side + 1), generator=generator(seed))
     pixels = pixels.to(torch.uint8)
     other = Images(pixels=255 - pixels, labels=torch.zeros(count).long())
     images = Images(pixels=pixels, labels=torch.zeros(count).long())
-    whole = ImageSet(
-        name="x", train=images, valid=other, test=other, classes=("a",), digest=""
-    ).standard()
+    whole = standard_of(images, other)
     exact = pixels.double() / 255
     mean = exact.mean(dim=(0, 2, 3))
     deviation = (exact - mean[:, None, None]).square().mean(dim=(0, 2, 3)).sqrt()
@@ -97,9 +101,7 @@ def test_the_standard_is_mean_and_deviation_over_all_pixels(count, channels, sid
 def test_standardised_bytes_have_zero_mean_and_unit_deviation_by_channel():
     pixels = random_bytes(50, 3, 8, 8) // torch.tensor([1, 2, 5], dtype=torch.uint8)[:, None, None]
     images, before = Images(pixels=pixels, labels=torch.zeros(50).long()), pixels.clone()
-    standard = ImageSet(
-        name="x", train=images, valid=images, test=images, classes=("a",), digest=""
-    ).standard()
+    standard = standard_of(images)
     found = standard(pixels)
     assert torch.equal(pixels, before)
     assert found.dtype == torch.float32
@@ -123,9 +125,7 @@ def test_a_channel_without_variation_stays_finite():
     images = Images(
         pixels=torch.full((2, 1, 4, 4), 51, dtype=torch.uint8), labels=torch.zeros(2).long()
     )
-    standard = ImageSet(
-        name="x", train=images, valid=images, test=images, classes=("a",), digest=""
-    ).standard()
+    standard = standard_of(images)
     assert standard.mean == (0.2,)
     assert standard.deviation == (1e-6,)
     assert standard(images.pixels).abs().max() < 1
@@ -216,7 +216,7 @@ def test_what_becomes_of_an_image_depends_on_the_generator_and_its_place_alone()
 
 
 @given(count=st.integers(1, 60), batch=st.integers(1, 20), seed=st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_epoch_has_every_image_once_as_far_as_batches_are_full(count, batch, seed):
     batch = min(batch, count)
     batches = ImageBatches(
@@ -241,7 +241,7 @@ def real_batches(seed: int = 0, **options) -> ImageBatches:
 
 
 @given(updates=st.lists(st.integers(0, 40), min_size=1, max_size=8))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_batch_depends_on_its_number_alone(updates):
     in_any_order = real_batches()
     for update in updates:
@@ -274,8 +274,8 @@ def test_batches_are_augmented_by_their_number_and_the_crops_leave_the_order_alo
         for image, label in zip(x, y.tolist(), strict=True):
             versions = moved_versions(batches.images.pixels[label], 1)
             assert any(torch.allclose(image, version.float()) for version in versions)
-    alike = Images(pixels=random_bytes(1, 1, 6, 6).expand(24, 1, 6, 6), labels=torch.arange(24))
-    drawn = [replace(batches, images=alike, seed=s).at(u)[0] for s in range(2) for u in range(6)]
+    same = Images(pixels=random_bytes(1, 1, 6, 6).expand(24, 1, 6, 6), labels=torch.arange(24))
+    drawn = [replace(batches, images=same, seed=s).at(u)[0] for s in range(2) for u in range(6)]
     assert not any(torch.equal(a, b) for a, b in combinations(drawn, 2))
 
 
@@ -349,7 +349,7 @@ def test_a_supervised_loss_is_the_loss_and_trains_the_model():
     count=st.integers(1, 9),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_top_accuracy_counts_labels_among_the_largest(samples, classes, count, seed):
     draws = generator(seed)
     logits = torch.stack([torch.randperm(classes, generator=draws) for _ in range(samples)]).float()

@@ -18,6 +18,7 @@ EXPERIMENTS = ROOT / "experiments" / "cdeq_experiments"
 PAGE = (ROOT / "docs" / "layout.md").read_text()
 ORDER = (
     "files",
+    "labels",
     "equilibrium",
     "solvers",
     "gradients",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 import pytest
@@ -12,12 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.equilibrium import check_contract, is_batched
-from cdeq.models import MODELS
 from cdeq.models.vision.mdeq import MDEQ
 from cdeq.solvers import Anderson, solve_model
-from checks import numbers, require_implicit_gradients, same_tensors
+from checks import answer_after, numbers, require_copies, require_implicit_gradients, same_tensors
 from mdeqs import CLASSES, WIDTHS, contracted, make, scrambled, states
-from teachers import randomized
 
 DOUBLE = torch.float64
 
@@ -226,7 +223,7 @@ def test_implicit_gradients_are_those_of_the_unrolled_iteration(branches):
 # Dropout.
 
 
-def test_dropout_is_drawn_once_an_input_and_in_training_only():
+def test_dropout_is_drawn_once_for_each_input_and_in_training_only():
     model, plain, x = scrambled(2, dropout=0.4), scrambled(2), numbers(5, 3, 8, 8)
     assert len(model.inject(x)) == 1
     assert torch.equal(model.inject(x)[0], plain.inject(x)[0])
@@ -270,10 +267,7 @@ def test_samples_are_independent_in_evaluation_though_not_in_training():
     other = torch.cat([x[:1], 3 * numbers(3, 3, 8, 8, seed=2, dtype=torch.float32)])
 
     def first_logits(images: Tensor) -> Tensor:
-        with torch.no_grad():
-            context = model.inject(images)
-            z = model.step(model.step(model.start(context), context), context)
-            return model.readout(z, context)[:1]
+        return answer_after(model, images, 2)[:1]
 
     torch.testing.assert_close(first_logits(x), first_logits(other))
     torch.testing.assert_close(first_logits(x), first_logits(x[:1]))
@@ -283,31 +277,9 @@ def test_samples_are_independent_in_evaluation_though_not_in_training():
     assert not torch.equal(model.state_dict()["stem.1.running_mean"], copied["stem.1.running_mean"])
 
 
-def outputs(model: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        context = model.inject(x)
-        z = model.start(context)
-        for _ in range(3):
-            z = model.step(z, context)
-        return model.readout(z, context)
-
-
 def test_deep_copies_state_dicts_and_configs_give_the_same_model():
-    model, x = scrambled(3, keep=0.5, dropout=0.1, strides=(2, 1)), numbers(2, 3, 16, 16)
-    before = outputs(model, x)
-    twin = copy.deepcopy(model)
-    assert torch.equal(outputs(twin, x), before)
-
-    config = json.loads(json.dumps(model.config))
-    rebuilt = MODELS["MDEQ"](**config).double().eval()
-    assert rebuilt.config == model.config
-    assert not torch.allclose(outputs(rebuilt, x), before)
-    rebuilt.load_state_dict(model.state_dict())
-    assert torch.equal(outputs(rebuilt, x), before)
-
-    randomized(twin)
-    assert not torch.allclose(outputs(twin, x), before)
-    assert torch.equal(outputs(model, x), before)
+    model = scrambled(3, keep=0.5, dropout=0.1, strides=(2, 1))
+    require_copies(model, numbers(2, 3, 16, 16))
 
 
 def test_the_defaults_are_the_published_small_model():

@@ -37,7 +37,7 @@ plain = st.integers(-(10**6), 10**6).map(str)
 exponents = st.floats(-1e30, 1e30).map(repr)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(decimals | plain, min_size=1, max_size=30)
     | st.lists(decimals | plain | exponents, min_size=1, max_size=30)

@@ -8,19 +8,19 @@ import torch
 from cdeq import FitConfig, distill, record, teach
 from cdeq.data.text import Corpus, Streams, Vocabulary
 from cdeq.equilibrium.memory import Segment
-from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.training.segments import CarriedMemory, full_memory
-from cdeq_experiments.text_plans import SCALES
+from cdeq_experiments.configs.text import WIKITEXT_103
 from checks import distances, picard_states
 from deq_texts import WORDS
 
-WIKITEXT_103 = 267_735
+WIKITEXT_103_WORDS = 267_735
 pytestmark = pytest.mark.slow
 
 
-def reduced_paper_plan(**changes):
+def reduced_teacher():
     sizes = {"width": 20, "heads": 2, "inner": 32, "memory": 6, "cutoffs": (10, 20), "divisor": 2}
-    return dataclasses.replace(SCALES["paper"], **sizes, batch=2, length=6, **changes)
+    teacher = WIKITEXT_103.teacher
+    return dataclasses.replace(teacher, arguments={**teacher.arguments, **sizes})
 
 
 def corpus(count=150):
@@ -31,33 +31,18 @@ def corpus(count=150):
 
 def test_the_published_model_has_about_98_million_weights():
     with torch.device("meta"):
-        plan = SCALES["paper"]
-        model = DEQTransformer(
-            vocabulary=WIKITEXT_103,
-            width=plan.width,
-            heads=plan.heads,
-            inner=plan.inner,
-            memory=plan.memory,
-            cutoffs=plan.cutoffs,
-            divisor=plan.divisor,
-            dropout=plan.dropout,
-            keep=plan.keep,
-            direct=plan.direct,
-        )
-    assert plan.keep == 1.0
-    assert not plan.direct
-    count = sum(p.numel() for p in model.parameters())
-    assert count == pytest.approx(98e6, rel=0.02)
+        model = WIKITEXT_103.teacher.build(vocabulary=WIKITEXT_103_WORDS)
+    assert (model.config["heads"], model.config["keep"], model.config["direct"]) == (10, 1.0, False)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(98e6, rel=0.02)
 
 
-def test_the_published_plan_learns_and_is_distilled_at_a_reduced_width(tmp_path):
-    plan, known = reduced_paper_plan(), corpus()
+def test_the_published_teacher_learns_and_is_distilled_at_a_reduced_width(tmp_path):
+    teacher, known = reduced_teacher(), corpus()
     torch.manual_seed(0)
-    model = plan.build(known)
+    model = teacher.build(vocabulary=len(known.vocabulary))
     assert model.config["keep"] == 1.0
     assert model.config["dropout"] == 0.05
-    streams = plan.streams(known.train)
-    assert isinstance(streams, Streams)
+    streams = Streams(known.train, 2, 6)
     assert len(streams) > 3
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
 
@@ -66,7 +51,7 @@ def test_the_published_plan_learns_and_is_distilled_at_a_reduced_width(tmp_path)
         return model.remember(model.start(context), context)
 
     carried = CarriedMemory(full_memory(left), len(streams))
-    for config in (plan.pretraining, plan.teaching):
+    for config in (teacher.pretraining, teacher.teaching):
         once = dataclasses.replace(
             config, fit=dataclasses.replace(config.fit, updates=2, warmup=0, log_every=1)
         )

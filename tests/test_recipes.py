@@ -10,7 +10,7 @@ from cdeq import RECIPES, Recipe, RecipeError
 
 PAPER = {
     **{"boundary": "state", "gamma": 2, "rho": 0.1, "decay": 0.9, "time_map": "exponential"},
-    **{"history": "anderson", "window": 1, "start": "zero", "states": "teacher", "loss": "mse"},
+    **{"history": "anderson", "window": 1, "start": "teacher", "states": "teacher", "loss": "mse"},
     **{"lambda_1": 0.8, "lambda_2": 0.05, "ema": 0.95, "eps": 0, "end": 1},
     **{"augment_probability": 0.1, "augment_first": 3, "augment_last": 2},
     **{"direction": "later", "first_index": 0, "store_mode": "full"},
@@ -120,7 +120,7 @@ RIGHT = [
     ("paper", {"augment_probability": 0.0}),
     ("paper", {"states": "own", "augment_probability": 0.0}),
     ("anchored", {"loss": "mse"}),
-    ("anchored", {"states": "teacher", "start": "zero"}),
+    ("anchored", {"states": "teacher", "start": "teacher"}),
     ("anchored", {"rho": 0.1, "ema": 0.95, "rank": 8}),
     ("anchored", {"lambda_2": 1.0, "task_until": 0.9}),
 ]

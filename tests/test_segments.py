@@ -312,6 +312,7 @@ def whole_runs(tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("stop", [2, 4, 7, 10])
 def test_a_run_that_was_cut_ends_in_the_same_bytes(whole_runs, tmp_path, name, stop):

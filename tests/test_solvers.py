@@ -1,13 +1,19 @@
 """The solve loop and its three solvers, on problems whose answer is known."""
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
 
+from cdeq import Student, distill, record
+from cdeq.consistency.certify import certified_solve
 from cdeq.equilibrium.states import map_state, relative_distance, tensors_of
-from cdeq.solvers import SOLVERS, Anderson, Broyden, Picard, solve
+from cdeq.gradients import solve_with_gradient
+from cdeq.solvers import SOLVERS, Anderson, Broyden, Picard, solve, solve_model
 from cdeq.solvers.anderson import anderson_weights
+from cdeq.solvers.base import MAX_STEPS, TOL
+from checks import numbers, same_tensors
 from problems import PROBLEMS, Counting, Spoiled, diverging, drifting, tanh
 
 # dtype: (tolerance asked of the solver, distance allowed from the fixed point)
@@ -61,9 +67,7 @@ def test_counts_and_callback_are_exact(name, solver, budget):
     assert solution.steps.max() == f.calls
     # z_0 ... z_K: all that f was given, and the newest, which f was not.
     assert len(seen) == f.calls + 1
-    for given, called_back in zip(f.arguments, seen[:-1], strict=True):
-        for a, b in zip(tensors_of(given), tensors_of(called_back), strict=True):
-            assert torch.equal(a, b)
+    assert same_tensors(f.arguments, seen[:-1])
 
 
 @pytest.mark.parametrize("solver", ALL, ids=repr)
@@ -213,6 +217,16 @@ def test_the_state_keeps_its_dtype_when_the_map_answers_in_another(solver):
     assert solution.converged.all()
 
 
+def flat_tanh():
+    """The first sample of the problem on vectors: its map, and its start."""
+    problem = tanh(torch.float64)
+
+    def f(z):
+        return problem.f(z.view(1, 5, 6).expand(3, -1, -1))[0].flatten()
+
+    return f, problem.z0[0].flatten()
+
+
 # Anderson
 
 
@@ -234,12 +248,7 @@ def anderson_by_least_squares(f, z0, window, mixing, steps):
 @pytest.mark.parametrize("window", [1, 3, 5])
 @pytest.mark.parametrize("mixing", [1.0, 0.6])
 def test_anderson_solves_its_least_squares_problem(window, mixing):
-    problem = tanh(torch.float64)
-    z0 = problem.z0[0].flatten()
-
-    def f(z):
-        return problem.f(z.view(1, 5, 6).expand(3, -1, -1))[0].flatten()
-
+    f, z0 = flat_tanh()
     solver = Anderson(window=window, mixing=mixing, ridge=0)
     _, seen = everything(f, z0, solver, tol=0, max_steps=10, batched=False)
     expected = anderson_by_least_squares(f, z0, window, mixing, steps=10)
@@ -247,7 +256,7 @@ def test_anderson_solves_its_least_squares_problem(window, mixing):
 
 
 def test_anderson_weights_minimise_and_sum_to_one():
-    r = torch.randn(4, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    r = numbers(4, 3, 8)
     r[:, 1] *= 1e-4  # residuals of very different sizes
     alpha = anderson_weights(r @ r.mT, 0.0)
     torch.testing.assert_close(alpha.sum(dim=1), torch.ones(4, dtype=torch.float64))
@@ -259,7 +268,7 @@ def test_anderson_weights_minimise_and_sum_to_one():
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e12])
 def test_the_ridge_is_relative(scale):
-    r = torch.randn(2, 4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    r = numbers(2, 4, 9)
     expected = anderson_weights(r @ r.mT, 1e-2)
     torch.testing.assert_close(anderson_weights((scale * r) @ (scale * r).mT, 1e-2), expected)
     assert (anderson_weights(r @ r.mT, 0.0) - expected).abs().max() > 1e-4
@@ -267,7 +276,7 @@ def test_the_ridge_is_relative(scale):
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-8])
 def test_weights_of_singular_gram_matrices_are_finite(ridge):
-    r = torch.randn(4, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    r = numbers(4, 3, 8)
     r[0, 1] = r[0, 2] = r[0, 0]  # identical
     r[1] = 0
     r[2, 1] = 0
@@ -297,12 +306,7 @@ def dense_broyden(f, z0, memory, steps):
 
 @pytest.mark.parametrize("memory", [1, 4, 20])
 def test_broyden_is_the_textbook_method(memory):
-    problem = tanh(torch.float64)
-    z0 = problem.z0[0].flatten()
-
-    def f(z):
-        return problem.f(z.view(1, 5, 6).expand(3, -1, -1))[0].flatten()
-
+    f, z0 = flat_tanh()
     _, seen = everything(f, z0, Broyden(memory=memory), tol=0, max_steps=12, batched=False)
     expected = dense_broyden(f, z0, memory, steps=12)
     torch.testing.assert_close(torch.stack(seen), torch.stack(expected), rtol=0, atol=1e-9)
@@ -336,6 +340,25 @@ def test_options_change_the_iterates_from_the_step_they_should(one, other, diffe
     _, b = everything(problem.f, problem.z0, other, tol=0, max_steps=8)
     for k, (za, zb) in enumerate(zip(a, b, strict=True)):
         assert torch.allclose(za, zb, rtol=0, atol=1e-9) == (k < differs_from), k
+
+
+@pytest.mark.parametrize(
+    "function",
+    [solve, solve_model, solve_with_gradient, record, distill, Student.solve, certified_solve],
+)
+def test_one_solver_one_tolerance_and_one_budget_serve_all(function):
+    known = inspect.signature(function).parameters
+    assert known["solver"].default is None
+    assert known["max_steps"].default == MAX_STEPS
+    # Recording takes it from what it records: all the states of a budget, or an equilibrium.
+    assert known["tol"].default == (None if function is record else TOL)
+
+
+def test_without_a_solver_it_is_andersons():
+    problem = tanh(torch.float64)
+    ours, theirs = (solve(problem.f, problem.z0, solver) for solver in (None, Anderson()))
+    assert torch.equal(ours.state, theirs.state)
+    assert ours.evaluations == theirs.evaluations
 
 
 def test_acceleration_needs_fewer_steps():

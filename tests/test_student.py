@@ -14,6 +14,7 @@ from cdeq.solvers import Picard
 from checks import equilibrium, same_tensors, solver_states
 from teachers import (
     Linear,
+    Normed,
     Offering,
     Pair,
     Ring,
@@ -123,7 +124,7 @@ def test_paper_is_algorithm_1(mixing, eps, end):
 
 
 @pytest.mark.parametrize("gamma", [1.0, 2.0])
-@pytest.mark.parametrize("start", ["zero", "learned"])
+@pytest.mark.parametrize("start", ["teacher", "learned"])
 @pytest.mark.parametrize("schedule", ["fixed", "learned"])
 def test_anchored_is_theta_plus_c_delta(gamma, start, schedule):
     teacher, x = Tanh().double(), inputs(dtype=torch.float64)
@@ -323,7 +324,7 @@ def test_steps_can_be_differentiated_to_every_weight():
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("boundary", ["weights", "state"])
 def test_inference_in_ring_buffers_equals_the_differentiable_rollout(window, boundary):
-    changes = {"boundary": boundary, "history": "anderson", "window": window, "start": "zero"}
+    changes = {"boundary": boundary, "history": "anderson", "window": window, "start": "teacher"}
     teacher, x = Tanh().double(), inputs(dtype=torch.float64)
     student = randomized(untrained(teacher, x, "anchored", **changes), 0.05)
     with torch.no_grad():
@@ -355,3 +356,39 @@ def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
     both.teacher.injections = 0
     both(x, steps=1)
     assert both.teacher.injections == 2
+
+
+# Put to use
+
+
+@pytest.mark.parametrize("kind", [Tanh, Pair, Ring, Normed])
+@pytest.mark.parametrize("recipe", ["paper", "anchored"])
+@pytest.mark.parametrize("injection", ["teacher", "student"])
+def test_a_baked_student_takes_the_same_steps(kind, recipe, injection):
+    x = inputs()
+    student = randomized(untrained(kind(), x, recipe, injection=injection)).requires_grad_(False)
+    expected = student.trajectory(x, 3)
+    for steps in (1, 3):
+        z, context = student.baked(steps).state(x)
+        torch.testing.assert_close(z, expected[steps], rtol=1e-5, atol=1e-6)
+        assert same_tensors(context, student.teacher.inject(x))
+
+
+def test_a_baked_student_is_a_snapshot():
+    x, student = inputs(), randomized(untrained(Normed()))
+    baked = student.baked(2)
+    before, _ = baked.state(x)
+    randomized(student, seed=6)
+    assert same_tensors(baked.state(x)[0], before)
+    assert not torch.allclose(student.trajectory(x, 2)[2], before)
+    with pytest.raises(ValueError, match="steps must be at least 1, not 0"):
+        student.baked(0)
+
+
+def test_a_student_with_other_parts_shares_the_teacher():
+    x, student = inputs(), randomized(untrained(Tanh(), schedule="learned", depth=3))
+    other = randomized(untrained(Tanh(), schedule="learned", depth=3), seed=6)
+    joined = student.with_parts(other.own_parts())
+    assert joined.methods is student.methods
+    assert same_tensors(joined.trajectory(x, 3), other.trajectory(x, 3))
+    assert not torch.allclose(student(x, steps=3), joined(x, steps=3))

@@ -75,7 +75,7 @@ def graphs(draw) -> tuple[int, torch.Tensor]:
     return nodes, torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs(), st.integers(0, 10**6))
 def test_an_induced_subgraph_is_the_dense_one(graph, seed):
     nodes, edges = graph
@@ -135,7 +135,7 @@ def test_nodes_that_make_no_subgraph_are_refused(nodes, words):
         with_halo(task.graph.adjacency, nodes, 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs(), st.integers(0, 4), st.integers(0, 10**6))
 def test_a_halo_is_what_powers_of_the_adjacency_reach(graph, hops, seed):
     nodes, edges = graph
@@ -183,7 +183,7 @@ def test_with_a_halo_a_parts_own_nodes_keep_their_degree():
         assert torch.equal(inside[: len(part)], degree[part])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs(), st.data())
 def test_parts_are_disjoint_cover_and_are_balanced(graph, data):
     nodes, edges = graph
@@ -243,7 +243,7 @@ def test_bad_numbers_of_parts_are_refused():
         partition(oblong, 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs(), st.data())
 def test_a_sample_is_an_induced_subgraph_of_its_size(graph, data):
     nodes, edges = graph

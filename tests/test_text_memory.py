@@ -94,6 +94,7 @@ def test_a_float64_model_keeps_its_precision(tmp_path):
     assert same_tensors(store[2].x.memory, model.remember(store[1].endpoint, context))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "dtype", "mode", "stops"),
     [

@@ -12,7 +12,7 @@ from torch import nn
 
 from cdeq.consistency.copying import copy_of, frozen_copy
 from cdeq.consistency.weights import Deltas, mix_contexts, mix_weights
-from teachers import Normed, Tanh, Tied, inputs, randomized, untrained
+from teachers import Normed, Plain, Tanh, Tied, inputs, randomized, untrained
 
 SHAPES = {"matrix": (6, 5), "kernel": (6, 4, 3, 3), "vector": (6,), "thin": (6, 2)}
 
@@ -228,22 +228,13 @@ def test_a_copy_shares_what_it_is_told_to():
 
 
 def test_scalar_weights():
-    class Scaled(nn.Module):
+    class Scaled(Plain):
         def __init__(self):
             super().__init__()
             self.scale = nn.Parameter(torch.tensor(0.5))
 
-        def inject(self, x):
-            return x
-
-        def start(self, context):
-            return torch.zeros_like(context)
-
         def step(self, z, context):
             return self.scale * z.sin() + context
-
-        def readout(self, z, context):
-            return z
 
     student = untrained(Scaled(), start="teacher", delta="low_rank")
     assert student.shapes.weights == ("scale",)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cdeq.training.log import ProgressBar
 
@@ -20,10 +21,12 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The scale, where data are, where work is kept and figures go, how many seeds, which data sets alone.
+    """The scale, where data are, where work is kept and pages go, how many seeds, which data sets alone.
 
-    `jobs` cells are worked on at a time, each in a process of its own with `threads` threads (default: as many as
-    torch chooses, shared out). `progress` draws bars on standard error; `say` is given a line now and then.
+    `jobs` are done at a time, each in a process of its own with `threads` threads (default: as many as torch
+    chooses, divided among them). `leads`: this process writes pages and prints; of several copies of one command,
+    as torchrun starts them, only the first does. `progress` draws bars on standard error; `say` is given a line now
+    and then.
     """
 
     scale: str
@@ -34,6 +37,7 @@ class Options:
     only: tuple[str, ...] = ()
     jobs: int = 1
     threads: int | None = None
+    leads: bool = True
     progress: bool = False
     say: Callable[[str], None] = silent
 
@@ -41,6 +45,6 @@ class Options:
         """A bar with this title, if bars are asked for."""
         return ProgressBar(title) if self.progress else nullcontext()
 
-    def quiet(self) -> Options:
-        """The same without bars and lines, for a process of its own."""
-        return replace(self, progress=False, say=silent)
+    def __getstate__(self) -> dict[str, Any]:
+        """As it is sent to another process: without bars and lines."""
+        return {**vars(self), "progress": False, "say": silent}

@@ -1,4 +1,4 @@
-"""cdeq: deep equilibrium models in one to a few evaluations, with a certificate.
+"""cdeq: deep equilibrium models in one to a few evaluations, with the residual measured.
 
 student = cdeq.distill(teacher, loader)
 logits = student(x, steps=2)

@@ -258,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # now: at the interpreter's end a closed pipe would be reported
-    except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
+    except BrokenPipeError:  # the reader of our output, `head` for example, has gone
         with suppress(OSError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
@@ -286,7 +286,7 @@ def _run(arguments: list[str]) -> int:
         run = next(run for kind, run in known.values() if isinstance(options, kind))
         return run(options)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; the same command resumes here", file=sys.stderr)
         return 130
     except BrokenPipeError:
         raise

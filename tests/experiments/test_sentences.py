@@ -124,13 +124,6 @@ def test_a_student_that_never_arrives():
     assert said(lines, "Anchored does not come within 1% of the converged accuracy (80.0%)")
 
 
-def test_students_made_otherwise_are_compared_seed_by_seed():
-    rows = [row("anchored", 1, 0.7 + 0.1 * s, distance=0.2 + s, seed=s) for s in (0, 1)]
-    rows += [row("anchored_parts", 1, 0.6, distance=0.3)]
-    line = said(table(*rows), "Students made otherwise")
-    assert line.endswith("Anchored, parts 60.0% (70.0%), 1.50 times.")
-
-
 # Ablations.
 
 
@@ -197,24 +190,8 @@ def test_residuals_say_who_is_smallest_where():
     rows = [row("anderson", k, None, residual=0.5**k) for k in range(1, 6)]
     rows += [row("anchored", k, None, residual=0.1) for k in range(1, 6)]
     [line] = findings(results(*rows, page={"layout": "residuals"}))
-    assert "Smallest residual: Anchored at 1 to 3, Anderson at 4 to 5." in line
+    assert "Smallest residual: Anchored at 1, 2 and 3; Anderson at 4 and 5." in line
     assert "After 5 evaluations: Anderson 0.0312, Anchored 0.100." in line
-
-
-def test_costs_are_shares_of_the_teachers_training():
-    rows = [row(m, None, None, train_seconds=s) for m, s in (("paper", 0.3), ("anchored", 6.0))]
-    [line] = findings(results(*rows, page={"layout": "cost"}))
-    assert line == "**Blocks.** Distilling takes, of the teacher's 3 s: Paper 10%, Anchored 200%."
-
-
-def test_overhead_compares_what_is_stored():
-    rows = [
-        row(m, None, None, figures={"storage, MB": s})
-        for m, s in (("paper", 30.0), ("anchored", 3.0))
-    ]
-    [line] = findings(results(*rows, page={"layout": "overhead"}))
-    assert "30 MB for Paper" in line
-    assert line.endswith("10 times less.")
 
 
 def test_certified_solving_is_a_ratio_of_times():
@@ -226,17 +203,7 @@ def test_certified_solving_is_a_ratio_of_times():
     assert "takes 0.50 of Anderson's time (5.0 evaluations instead of 8.0)" in line
 
 
-def test_the_teacher_that_is_best_on_validation_nodes():
-    rows = [row(m, 1, v, figures={"validation accuracy": v}) for m, v in (("a", 0.6), ("b", 0.7))]
-    teachers = [teacher_result(name=name, metric=m) for name, m in (("a", 0.9), ("b", 0.8))]
-    [line] = findings(results(*rows, teachers=teachers, page={"layout": "teachers"}))
-    assert (
-        line
-        == "**Blocks.** Best on validation nodes is *b* (70.0%; test 80.0%, 70.0% with 1 evaluation)."
-    )
-
-
-@pytest.mark.parametrize("layout", ["residuals", "cost", "overhead", "certified", "table"])
+@pytest.mark.parametrize("layout", ["residuals", "cost", "certified", "table"])
 def test_nothing_measured_nothing_said(layout):
     empty = results(row("gcn", None, None), page={"layout": layout, "counts": {"Blocks": [1]}})
     assert findings(empty) == ()

@@ -1,14 +1,13 @@
 """Put numbers of results/ into Markdown pages: `python -m cdeq_experiments.pages.fill README.md docs/*.md`.
 
-What stands between `<!-- fill: EXPRESSION -->` and `<!-- end -->` is the value of that Jinja expression; the public
-methods of `Known` are what it can call. With `--check` nothing is written, and a page that is out of date is an error.
+What stands between `<!-- fill: EXPRESSION -->` and `<!-- end -->` is the value of that Jinja expression, which can call
+the public methods of `Known`. Of a folder of results, such as results/small, the pages are rendered again.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import pandas as pd
 from cdeq.evaluation import Results, metric_of, style
 from cdeq_experiments.pages import frame as frames
 from cdeq_experiments.pages.plots import draw_picture
-from cdeq_experiments.pages.render import ENVIRONMENT
+from cdeq_experiments.pages.render import ENVIRONMENT, write_pages
 from cdeq_experiments.pages.sentences import plain
-from cdeq_experiments.pages.tables import Table, quantities, tables
+from cdeq_experiments.pages.tables import Table, cell, tables
 
-PLACE = re.compile(r"<!-- fill: (?P<what>.+?) -->(?P<old>.*?)<!-- end -->", re.DOTALL)
+PLACE = re.compile(r"<!-- fill: (?P<what>.+?) -->.*?<!-- end -->", re.DOTALL)
 MARK = re.compile(r"<!-- (fill: .*?|end) -->")
 TABLES = ("table1", "table2", "table3")
 LEARNED = {"hyperdeq": "learned solver", "ignn_solver": "learned solver"}
@@ -37,8 +36,8 @@ class Known:
         self.folder = folder
         self.read = cache(self._read)
 
-    def _read(self, experiment: str, scale: str = "small") -> tuple[Results, pd.DataFrame]:
-        results = Results.from_json(self.folder / scale / f"{experiment}.json")
+    def _read(self, experiment: str) -> tuple[Results, pd.DataFrame]:
+        results = Results.from_json(self.folder / "small" / f"{experiment}.json")
         return results, frames.frame(results)
 
     def at(self, experiment: str, dataset: str, method: str, steps: int | None = None) -> Any:
@@ -53,16 +52,14 @@ class Known:
         """The sentences of an experiment, as a list."""
         return "\n" + "\n".join(f"- {line}" for line in self.read(experiment)[0].findings) + "\n"
 
-    def tables(self, experiment: str, first: int | None = None) -> str:
-        """The tables of an experiment, or the first of each data set."""
-        return _shown(self.read(experiment)[0], first)
-
-    def demo(self, task: str) -> str:
-        """Metric and distance of a demo, at every number of evaluations."""
-        results, found = self.read(f"demo-{task}", "tiny")
-        counts = sorted(found["steps"].dropna().unique())
-        page = {"layout": "table", "counts": dict.fromkeys(results.datasets, counts)}
-        return _shown(replace(results, page=page), 2)
+    def tables(self, experiment: str) -> str:
+        """The tables of an experiment."""
+        parts = []
+        for dataset, found in tables(self.read(experiment)[0]).items():
+            for table in found:
+                title = ": ".join(filter(None, (plain(dataset), table.caption.lower())))
+                parts.append(f"\n{title}\n\n{table.markdown()}\n")
+        return "".join(parts)
 
     def summary(self, *methods: str, field: str = "metric", paper: bool = False) -> str:
         """All data sets of the three tables: a quantity of some methods after one and two evaluations.
@@ -75,12 +72,10 @@ class Known:
             for dataset in results.datasets:
                 metric, teacher = metric_of(results, dataset), results.teacher(dataset)
                 own = found[found["dataset"] == dataset].replace({"method": LEARNED})
-                own = own[own["method"].isin(methods)]
-                own["best"] = frames.best_of(
-                    own, own["metric"], metric.text, metric.higher_is_better
-                )
-                _, cell = quantities(results, dataset, paper)[field]
-                cells = [cell(frames.at(own, dataset, name, k)) for k in (1, 2) for name in methods]
+                own, higher = own[own["method"].isin(methods)], metric.higher_is_better
+                own["best"] = frames.best_of(own, own["metric"], metric.text, higher)
+                picked = [frames.at(own, dataset, name, k) for k in (1, 2) for name in methods]
+                cells = [cell(metric, row, field, paper=paper) for row in picked]
                 told = f" ({frames.beside(dataset)})" if paper and frames.beside(dataset) else ""
                 end = f"{metric.phrase(teacher.metric)} after {teacher.steps:.0f}"
                 rows.append([f"{plain(dataset)}{told}", end, *cells])
@@ -88,17 +83,8 @@ class Known:
         return f"\n{Table('', ['', 'converged', *heads], rows).markdown()}\n"
 
 
-def _shown(results: Results, first: int | None) -> str:
-    parts = []
-    for dataset, found in tables(results).items():
-        for table in found[:first]:
-            title = ": ".join(filter(None, (plain(dataset), table.caption.lower())))
-            parts.append(f"{title}\n\n{table.markdown()}\n")
-    return "\n" + "\n".join(parts)
-
-
 def filled(page: str, results: Path) -> str:
-    """The page with all its places filled anew."""
+    """The page with all its places filled again."""
     known = Known(results)
     names = {name: getattr(known, name) for name in dir(Known) if not name.startswith("_")}
 
@@ -106,33 +92,27 @@ def filled(page: str, results: Path) -> str:
         value = ENVIRONMENT.from_string("{{ " + place["what"] + " }}").render(names)
         return f"<!-- fill: {place['what']} -->{value}<!-- end -->"
 
-    marks = [mark for place in PLACE.finditer(page) for mark in MARK.findall(place[0])]
-    alone = MARK.findall(page)
-    if len(marks) != len(alone) or len(marks) != 2 * len(PLACE.findall(page)):
-        raise ValueError(f"a place has no begin or no end: {alone}")
+    if len(MARK.findall(page)) != 2 * len(PLACE.findall(page)):
+        raise ValueError(f"a place has no beginning or no end: {MARK.findall(page)}")
     return PLACE.sub(fill, page)
 
 
-def main(arguments: list[str]) -> int:
-    """Fill the pages named, and draw the README's picture; or check that they are up to date."""
-    check = "--check" in arguments
-    paths = [Path(name).resolve() for name in arguments if name != "--check"]
-    stale = []
-    for path in paths:
+def main(arguments: list[str]) -> None:
+    """Fill pages, with the README draw its picture, and render the results of folders again."""
+    for path in (Path(name).resolve() for name in arguments):
+        if path.is_dir():
+            for found in map(Results.from_json, sorted(path.glob("*.json"))):
+                if found.page:
+                    write_pages(found, path)
+            continue
         root = next(folder for folder in path.parents if (folder / "results").is_dir())
-        text = path.read_text(encoding="utf-8")
-        new = filled(text, root / "results")
-        if new != text:
-            stale.append(path.name)
-        if not check:
-            path.write_text(new, encoding="utf-8")
+        path.write_text(
+            filled(path.read_text(encoding="utf-8"), root / "results"), encoding="utf-8"
+        )
+        if path.name == "README.md":
             experiment, dataset, picture = PICTURE
-            if path.name == "README.md":
-                draw_picture(Known(root / "results").read(experiment)[0], dataset, root / picture)
-    if check and stale:
-        print(f"out of date, run without --check: {', '.join(stale)}", file=sys.stderr)
-    return int(check and bool(stale))
+            draw_picture(Known(root / "results").read(experiment)[0], dataset, root / picture)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -63,7 +63,7 @@ def _mean_figures(figures: Iterable[dict[str, float]]) -> dict[str, float]:
 def best_of(
     found: pd.DataFrame, values: pd.Series, text: Callable[[float], str], higher: bool
 ) -> pd.Series:
-    """Which rows are best at their number of evaluations, as far as written digits tell; nobody is best alone."""
+    """Which rows are best at their number of evaluations, as far as written digits tell; a single row is not marked."""
     groups = values.groupby(found["steps"], dropna=False)
     top = groups.transform("max" if higher else "min")
     return values.notna() & (values.map(text) == top.map(text)) & (groups.transform("count") > 1)

@@ -13,18 +13,13 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.table import Table as TerminalTable
-from rich.text import Text
 
-from cdeq.evaluation import Results, ResultsError, metric_of, teacher_text
+from cdeq.evaluation import Results, ResultsError, metric_of, results_table, teacher_text
 from cdeq.files import atomic_write_text
 from cdeq_experiments.pages.frame import beside, frame, with_published
 from cdeq_experiments.pages.plots import draw
 from cdeq_experiments.pages.sentences import findings, plain
 from cdeq_experiments.pages.tables import tables
-
-SHOWN = 2
-"""Tables of a data set that the terminal shows: the metric and the distance."""
 
 
 def _environment() -> Environment:
@@ -70,9 +65,7 @@ def content(results: Results) -> dict[str, Any]:
         teachers = [teacher_text(results.teacher(dataset, name), metric) for name in names]
         sections.append({"title": dataset, "teachers": teachers, "tables": found})
     rows = frame(results)
-    told = [
-        name for name in results.datasets if rows.loc[rows["dataset"] == name, "published"].any()
-    ]
+    told = rows.loc[rows["published"].astype(bool), "dataset"].unique()
     return {
         "name": results.experiment,
         "title": results.page["title"],
@@ -97,24 +90,15 @@ def _hardware(hardware: dict[str, Any] | str) -> str:
 
 
 def show(console: Console, results: Results) -> None:
-    """Of a table its metric and distance at the counts shown; of all others what was found."""
-    if results.page["layout"] != "table":
-        console.print(
-            Markdown("\n".join(f"- {finding}" for finding in findings(with_published(results))))
-        )
-        return
-    for dataset, found in tables(results).items():
-        title = teacher_text(results.teacher(dataset), metric_of(results, dataset))
-        console.print(Text.assemble("\n", (dataset, "bold"), f". {title}"))
-        for table in found[:SHOWN]:
-            drawn = TerminalTable(title=table.caption, title_justify="left", title_style="bold")
-            for number, name in enumerate(table.head):
-                drawn.add_column(name, justify="right" if number else "left", no_wrap=True)
-            for row in table.rows:
-                drawn.add_row(
-                    *(Text(c.strip("*"), "bold" if c.startswith("**") else "") for c in row)
-                )
-            console.print(drawn)
+    """Of a table its metric and distance at the counts of its page; else what was found, or the tables."""
+    if results.page["layout"] == "table":
+        for dataset in results.datasets:
+            counts = results.page["counts"][dataset]
+            console.print(results_table(results, dataset, ("metric", "distance"), counts))
+    else:
+        lines = [f"- {line}" for line in findings(with_published(results))]
+        lines = lines or [t.markdown() + "\n" for found in tables(results).values() for t in found]
+        console.print(Markdown("\n".join(lines)))
 
 
 def write_report(folder: str | Path, path: str | Path, order: Sequence[str] = ()) -> Path:

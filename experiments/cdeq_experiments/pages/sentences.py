@@ -1,6 +1,6 @@
 """What results say, in words: every sentence of every page is made here, from the frame.
 
-A sentence is one line of Markdown. What is lost is said as what is won.
+A sentence is one line of Markdown. Where a student loses, it says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cdeq.evaluation import (
     small_text,
     style,
 )
-from cdeq_experiments.pages.frame import at, figure, frame, tolerances
+from cdeq_experiments.pages.frame import at, frame, tolerances
 
 RECIPES = ("paper", "anchored")
 SOLVED = "solved"
@@ -34,7 +34,7 @@ ALIKE = {True: 0.01, False: 0.005}
 
 def findings(results: Results) -> tuple[str, ...]:
     """The sentences of a result, by its layout, for each data set in turn."""
-    found, say = frame(results), LAYOUTS[results.page["layout"]]
+    found, say = frame(results), LAYOUTS.get(results.page["layout"], lambda *_: iter(()))
     return tuple(
         f"**{plain(dataset)}.** {sentence}"
         for dataset in results.datasets
@@ -65,7 +65,6 @@ def _table(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
             yield _student(results, dataset, own, recipe)
     if "anchored" in set(own["method"]):
         yield from _speed(results, dataset, own)
-        yield from _others(results, dataset)
 
 
 def _student(results: Results, dataset: str, own: pd.DataFrame, recipe: str) -> str:
@@ -100,16 +99,19 @@ def _ahead(
     for name, k, value in known[["name", "steps", mine.name]].itertuples(index=False):
         if math.isnan(mine[k]) or better(value, mine[k]):
             lost.setdefault(plain(name), []).append(k)
-    who: dict[str, list[str]] = {}
-    for name, counts in lost.items():
-        every = len(counts) == len(mine) > 1
-        where = "every count" if every else listed([f"{k:g}" for k in counts])
-        who.setdefault(where, []).append(name)
     if lost:
-        told = "; ".join(f"{listed(names)} at {where}" for where, names in who.items())
-        yield f"{word.capitalize()} than it: {told}"
+        yield f"{word.capitalize()} than it: {_where(lost, len(mine))}"
     elif len(known):
         yield f"No rival is {word}"
+
+
+def _where(counts: dict[str, list[float]], most: int) -> str:
+    """`Picard and Anderson at 4 and 8; Few-step at every count`."""
+    names: dict[str, list[str]] = {}
+    for name, own in counts.items():
+        where = "every count" if len(own) == most > 1 else listed([f"{k:g}" for k in own])
+        names.setdefault(where, []).append(name)
+    return "; ".join(f"{listed(who)} at {where}" for where, who in names.items())
 
 
 def _speed(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
@@ -143,27 +145,6 @@ def _times(rival: pd.Series, student: pd.Series) -> str:
     return f"{ratio:.1f} times faster than" if ratio > 1 else f"{1 / ratio:.1f} times slower than"
 
 
-def _others(results: Results, dataset: str) -> Iterator[str]:
-    """Students that differ from the default in how they were made, at one evaluation and with the same seeds."""
-    rows = [r for r in results.rows_of(dataset) if r.steps == 1 and r.method.startswith("anchored")]
-    base = {row.seed: row for row in rows if row.method == "anchored"}
-    metric, parts = metric_of(results, dataset), []
-    for method in dict.fromkeys(row.method for row in rows if row.method != "anchored"):
-        pairs = [(row, base[row.seed]) for row in rows if row.method == method and row.seed in base]
-        values = [(a.metric, b.metric, a.distance, b.distance) for a, b in pairs]
-        score, usual, far, near = pd.DataFrame(values, columns=range(4), dtype=float).mean(
-            skipna=False
-        )
-        if not math.isnan(score + usual + far + near):
-            texts = f"{metric.text(score)} ({metric.text(usual)}), {far / near:.2f} times"
-            parts.append(f"{plain(style(method).name)} {texts}")
-    if parts:
-        yield (
-            "Students made otherwise, at 1 evaluation (in brackets the default with the same seeds), and their "
-            f"distance to the equilibrium against its: {'; '.join(parts)}."
-        )
-
-
 # Ablations.
 
 
@@ -186,19 +167,18 @@ def _choice(metric: MetricStyle, here: pd.DataFrame, default: str) -> str:
     usual = ALIKE[metric.percent] * (100 / metric.factor if metric.percent else best["metric"])
     noise, who = (here["spread"].max(), "the seeds") if seeds else (usual, "one seed")
     alike = abs(last["metric"] - best["metric"]) <= noise
-    own = here[here["method"] == default]
-    score = metric.text(best["metric"])
+    scores = {m: metric.text(v) for m, v in here[["method", "metric"]].values}
+    behind = abs(here.loc[here["method"] == default, "metric"] - best["metric"])
     if alike:
-        parts = [f"{who} cannot tell the choices apart ({score} to {metric.text(last['metric'])})"]
-    elif best["method"] == default:
-        parts = [f"{_named(default)}, the default, is best ({score})"]
+        ends = f"{scores[best['method']]} to {scores[last['method']]}"
+        parts = [f"{who} cannot tell the choices apart ({ends})"]
     else:
-        parts = [f"{_named(best['method'])} is best ({score})"]
-        if len(own):
-            close = abs(own["metric"].iloc[0] - best["metric"]) <= noise
+        is_default = ", the default," if best["method"] == default else ""
+        parts = [f"{_named(best['method'])}{is_default} is best ({scores[best['method']]})"]
+        if len(behind) and not is_default:
+            close = behind.iloc[0] <= noise
             verdict = f"is as good as far as {who} can tell" if close else "is behind"
-            score = metric.text(own["metric"].iloc[0])
-            parts.append(f"{_named(default)}, the default, {verdict} ({score})")
+            parts.append(f"{_named(default)}, the default, {verdict} ({scores[default]})")
     given = {m: values["metric"] for m, values in here[["method", "published"]].values if values}
     if given:
         top = (max if metric.higher_is_better else min)(given, key=lambda method: given[method])
@@ -206,9 +186,8 @@ def _choice(metric: MetricStyle, here: pd.DataFrame, default: str) -> str:
         parts.append("as in the paper" if agrees else f"in the paper {_named(top)} is best")
     elif here["distance"].notna().any():
         near = here.loc[here["distance"].idxmin()]
-        parts.append(
-            f"{_named(near['method'])} is nearest to the equilibrium ({small_text(near['distance'])})"
-        )
+        far = small_text(near["distance"])
+        parts.append(f"{_named(near['method'])} is nearest to the equilibrium ({far})")
     return "; ".join(parts)
 
 
@@ -218,44 +197,14 @@ def _choice(metric: MetricStyle, here: pd.DataFrame, default: str) -> str:
 def _residuals(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
     own = own[own["residual"].notna()]
     if len(own):
-        first = own.loc[own.groupby("steps")["residual"].idxmin()]
-        where = [
-            f"{plain(str(name))} at {_ranges(sorted(rows['steps']))}"
-            for name, rows in first.groupby("name", sort=False)
-        ]
+        first = own.loc[own.groupby("steps")["residual"].idxmin()].sort_values("steps")
+        counts = {
+            plain(str(n)): list(steps) for n, steps in first.groupby("name", sort=False)["steps"]
+        }
         last = own[own["steps"] == own["steps"].max()]
         ends = [f"{plain(r['name'])} {small_text(r['residual'])}" for _, r in last.iterrows()]
         after = counted([last["steps"].iloc[0]])
-        yield f"Smallest residual: {', '.join(where)}. After {after}: {', '.join(ends)}."
-
-
-def _ranges(counts: Sequence[float]) -> str:
-    """`1 to 6`, `1 and 3 to 5`."""
-    runs: list[list[int]] = []
-    for k in map(int, counts):
-        if runs and runs[-1][-1] == k - 1:
-            runs[-1].append(k)
-        else:
-            runs.append([k])
-    return listed([f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs])
-
-
-def _cost(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
-    teacher = results.teacher(dataset).train_seconds
-    own = own[own["train_seconds"].notna()]
-    if teacher and len(own):
-        shares = own["name"] + (100 * own["train_seconds"] / teacher).map(" {:.0f}%".format)
-        yield f"Distilling takes, of the teacher's {seconds_text(teacher)}: {plain(', '.join(shares))}."
-
-
-def _overhead(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
-    size = {r["method"]: figure(r["figures"], "storage") for _, r in own.iterrows()}
-    if set(RECIPES) <= set(size):
-        yield (
-            f"A recorded batch takes {size['paper']:.3g} MB for Paper, which learns from trajectories, and "
-            f"{size['anchored']:.3g} MB for Anchored, which learns from equilibria: "
-            f"{size['paper'] / size['anchored']:.0f} times less."
-        )
+        yield f"Smallest residual: {_where(counts, len(first))}. After {after}: {', '.join(ends)}."
 
 
 def _certified(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
@@ -272,22 +221,10 @@ def _certified(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[st
         )
 
 
-def _teachers(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
-    valid = own["figures"].map(lambda figures: figure(figures, "validation accuracy"))
-    best = own.loc[valid.idxmax()]
-    metric, converged = metric_of(results, dataset), results.teacher(dataset, best["method"])
-    yield (
-        f"Best on validation nodes is {_named(best['method'])} ({metric.text(valid.max())}; test "
-        f"{metric.text(converged.metric)}, {metric.text(best['metric'])} with {counted([best['steps']])})."
-    )
-
-
 LAYOUTS: dict[str, Callable[[Results, str, pd.DataFrame], Iterator[str]]] = {
     "table": _table,
     "ablation": _ablation,
     "residuals": _residuals,
-    "cost": _cost,
-    "overhead": _overhead,
     "certified": _certified,
-    "teachers": _teachers,
 }
+"""For the other layouts the tables are enough."""

@@ -148,7 +148,7 @@ def _next_nodes(
 ) -> Tensor:
     """One step: draw from the row; where that is the node itself, draw again from the row without its last entry.
 
-    Should that be the node again, the last entry steps in. With d entries, self-loop among them, a
+    Should that be the node again, the last entry is taken. With d entries, self-loop among them, a
     neighbour is then drawn with chance 1/d + 1/d 1/(d - 1) = 1/(d - 1): evenly, without a list of self-loops.
     """
     if len(columns) == 0:

@@ -159,7 +159,7 @@ class GCNII(nn.Module):
 def masked_logits(model: nn.Module, x: Graph, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (L, C) and labels (L,) of the labelled nodes; in `labels` (N,) the others are -100.
 
-    GPM answers for these nodes alone; the others know of no smaller problem than the graph.
+    GPM answers for these nodes alone; the others always compute the whole graph.
     """
     nodes = (labels != UNLABELLED).nonzero().squeeze(1)
     if len(nodes) == 0:

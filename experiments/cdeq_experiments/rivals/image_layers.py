@@ -50,7 +50,7 @@ def he_weights(module: nn.Module) -> None:
 
 
 def check_sizes(config: dict[str, Any], *names: str) -> None:
-    """Refuses, by name, sizes that are no positive whole number, and images of too few pixels."""
+    """Refuses, by name, sizes that are not positive whole numbers, and images of too few pixels."""
     for name in names:
         size = config[name]
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -63,7 +63,7 @@ def check_sizes(config: dict[str, Any], *names: str) -> None:
 
 
 def check_images(x: Tensor, in_channels: int, image_size: int | None = None) -> None:
-    """Refuses what is no batch of images (B, in_channels, H, W), of `image_size` pixels if it is given."""
+    """Refuses what is not a batch of images (B, in_channels, H, W), of `image_size` pixels if it is given."""
     side = "H" if image_size is None else str(image_size)
     expected = f"(B, {in_channels}, {side}, {'W' if image_size is None else side})"
     fits = x.ndim == 4 and x.shape[1] == in_channels

@@ -6,16 +6,16 @@ Shapes: B streams, L tokens, D width, C channels of one layer.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq.models.arguments import arguments_of
-from cdeq.models.text.adaptive import AdaptiveVocabulary
+from cdeq_experiments.rivals.language_model import LanguageModel, Memory, WordSizes, check_memory
 
 
-class QRNN(nn.Module):
+class QRNN(LanguageModel):
     """c_t = f_t c_(t-1) + (1 - f_t) z_t, h_t = o_t c_t, with z, f, o = tanh, sigmoid, sigmoid of a convolution.
 
     Bradbury et al. (2017), fo-pooling; `layers` of them with a window of two tokens in the first and of one above,
@@ -27,27 +27,20 @@ class QRNN(nn.Module):
     def __init__(
         self,
         *,
-        vocabulary: int,
-        width: int = 128,
         channels: int = 220,
         layers: int = 3,
-        cutoffs: tuple[int, ...] = (),
-        divisor: int = 4,
-        dropout: float = 0.0,
         weight_dropout: float = 0.0,
+        **words: Unpack[WordSizes],
     ):
-        super().__init__()
-        cutoffs = tuple(cutoffs)
-        self.config = arguments_of(locals())
+        super().__init__(**words)
+        self.config |= {"channels": channels, "layers": layers, "weight_dropout": weight_dropout}
+        width, dropout = self.width, self.config["dropout"]
         if min(channels, layers) < 1:
             raise ValueError(f"channels and layers must be at least 1, not {channels} and {layers}")
         for name, value in (("dropout", dropout), ("weight_dropout", weight_dropout)):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
-        self.width, self.dropout, self.weight_dropout = width, dropout, weight_dropout
-        self.words = AdaptiveVocabulary(
-            vocabulary=vocabulary, width=width, cutoffs=cutoffs, divisor=divisor
-        )
+        self.dropout, self.weight_dropout = dropout, weight_dropout
         self.sizes = [width, *[channels] * (layers - 1), width]
         windows = [2] + [1] * (layers - 1)
         self.projections = nn.ModuleList()
@@ -61,9 +54,7 @@ class QRNN(nn.Module):
             nn.init.zeros_(projection.bias)
             self.projections.append(projection)
 
-    def forward(
-        self, tokens: Tensor, memory: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
         *cells, before = self._memory(tokens.shape[0], memory)
         h = locked_dropout(self.words.embed(tokens), self.dropout, self.training)
@@ -78,22 +69,17 @@ class QRNN(nn.Module):
             kept.append(c[:, -1].detach())
         return h, (*kept, known[:, -1:].detach())
 
-    def _memory(self, batch: int, memory: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+    def _memory(self, batch: int, memory: Memory | None) -> Memory:
         expected = [*((batch, size) for size in self.sizes[1:]), (batch, 1, self.width)]
         if memory is None:
             return tuple(self.words.word_bias.new_zeros(shape) for shape in expected)
-        given = [tuple(tensor.shape) for tensor in memory]
-        if given != expected:
-            raise ValueError(
-                f"memory of shapes {given} is not of this model and {batch} streams: expected {expected}"
-            )
-        return memory
+        return check_memory(memory, expected, batch)
 
 
 def forget_pool(z: Tensor, f: Tensor, c: Tensor) -> Tensor:
     """c_t = f_t c_(t-1) + (1 - f_t) z_t along the tokens of z and f (B, L, C), from c (B, C); all c_t (B, L, C)."""
-    # One elementwise operation a token: beside the projections its time is small. In the precision of the carried
-    # state, which under autocast is higher than that of the gates.
+    # One elementwise operation for each token: beside the projections its time is small. In the precision of the
+    # carried state, which under autocast is higher than that of the gates.
     z, f = z.to(c.dtype), f.to(c.dtype)
     states = []
     for z_t, f_t in zip(z.unbind(1), f.unbind(1), strict=True):

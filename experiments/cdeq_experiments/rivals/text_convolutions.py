@@ -5,16 +5,15 @@ Shapes: B streams, L tokens, D width, C channels, P tokens that a convolution se
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from cdeq.models.arguments import arguments_of
-from cdeq.models.text.adaptive import AdaptiveVocabulary
 from cdeq.models.text.windows import causal_windows
+from cdeq_experiments.rivals.language_model import LanguageModel, Memory, WordSizes, check_memory
 
 
 class CausalConv(nn.Module):
@@ -41,45 +40,24 @@ class CausalConv(nn.Module):
         return self.linear(taps), torch.cat((tail, x), dim=1)[:, x.shape[1] :].detach()
 
 
-class _ConvolutionalModel(nn.Module):
-    """What the two networks share: vocabulary, settings, and the tails of all convolutions as memory."""
+class _ConvolutionalModel(LanguageModel):
+    """What the two networks share: their sizes, and the tails of all convolutions as memory."""
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        width: int = 128,
-        channels: int,
-        levels: int,
-        kernel: int = 3,
-        cutoffs: tuple[int, ...] = (),
-        divisor: int = 4,
-        dropout: float = 0.0,
-    ):
-        super().__init__()
-        cutoffs = tuple(cutoffs)
-        self.config = arguments_of(locals())
+    def __init__(self, *, channels: int, levels: int, kernel: int, **words: Unpack[WordSizes]):
+        super().__init__(**words)
+        self.config |= {"channels": channels, "levels": levels, "kernel": kernel}
         if min(channels, levels, kernel) < 1:
             raise ValueError(
                 f"channels, levels and kernel must be at least 1, not {channels}, {levels} and {kernel}"
             )
-        self.words = AdaptiveVocabulary(
-            vocabulary=vocabulary, width=width, cutoffs=cutoffs, divisor=divisor
-        )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(self.config["dropout"])
 
-    def _tails(self, batch: int, memory: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+    def _tails(self, batch: int, memory: Memory | None) -> Memory:
         """One tail for each convolution, in the order of the modules, which is that of their use."""
         convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
         if memory is None:
             return tuple(convolution.no_tail(batch) for convolution in convolutions)
-        expected = [(batch, convolution.past, convolution.inputs) for convolution in convolutions]
-        given = [tuple(tail.shape) for tail in memory]
-        if given != expected:
-            raise ValueError(
-                f"memory of shapes {given} is not of this model and {batch} streams: expected {expected}"
-            )
-        return memory
+        return check_memory(memory, [(batch, c.past, c.inputs) for c in convolutions], batch)
 
 
 class TCN(_ConvolutionalModel):
@@ -89,10 +67,11 @@ class TCN(_ConvolutionalModel):
     `channels`; the last has `width`, so that the embedding is tied.
     """
 
-    def __init__(self, *, channels: int = 128, levels: int = 4, **others: Any):
-        """`others` are those of the base class."""
-        super().__init__(channels=channels, levels=levels, **others)
-        width, kernel = self.config["width"], self.config["kernel"]
+    def __init__(
+        self, *, channels: int = 128, levels: int = 4, kernel: int = 3, **words: Unpack[WordSizes]
+    ):
+        super().__init__(channels=channels, levels=levels, kernel=kernel, **words)
+        width = self.width
         sizes = [width, *[channels] * (levels - 1), width]
         self.blocks = nn.ModuleList(
             _DilatedBlock(
@@ -101,9 +80,7 @@ class TCN(_ConvolutionalModel):
             for i in range(levels)
         )
 
-    def forward(
-        self, tokens: Tensor, memory: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
         tails = self._tails(tokens.shape[0], memory)
         h = self.dropout(self.words.embed(tokens))
@@ -139,19 +116,18 @@ class GatedConvNet(_ConvolutionalModel):
     `width`, so that the embedding is tied.
     """
 
-    def __init__(self, *, channels: int = 96, levels: int = 3, **others: Any):
-        """`others` are those of the base class."""
-        super().__init__(channels=channels, levels=levels, **others)
-        width, kernel = self.config["width"], self.config["kernel"]
+    def __init__(
+        self, *, channels: int = 96, levels: int = 3, kernel: int = 3, **words: Unpack[WordSizes]
+    ):
+        super().__init__(channels=channels, levels=levels, kernel=kernel, **words)
+        width = self.width
         self.entry = CausalConv(width, 2 * channels, kernel=kernel)
         self.gated = nn.ModuleList(
             CausalConv(channels, 2 * channels, kernel=kernel) for _ in range(2 * levels)
         )
         self.exit = nn.Linear(channels, width)
 
-    def forward(
-        self, tokens: Tensor, memory: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
         tails = self._tails(tokens.shape[0], memory)
         y, tail = self.entry(self.dropout(self.words.embed(tokens)), tails[0])

@@ -5,16 +5,17 @@ Shapes: B streams, L tokens, M tokens of memory, K = M + L, D width, H heads.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq.models.arguments import arguments_of
-from cdeq.models.text.adaptive import AdaptiveVocabulary
 from cdeq.models.text.relative import relative_attention, sinusoids
+from cdeq_experiments.rivals.language_model import LanguageModel, Memory, WordSizes, check_memory
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(LanguageModel):
     """y = LN(h + O attention(h, [memory; h])), h' = LN(y + W2 relu(W1 y)) in each layer (Dai et al. 2019).
 
     Attention is by content and by distance, over the tokens of the segment so far and the last `memory` before it.
@@ -24,19 +25,15 @@ class TransformerXL(nn.Module):
     def __init__(
         self,
         *,
-        vocabulary: int,
-        width: int = 128,
         heads: int = 4,
         inner: int = 192,
         layers: int = 3,
         memory: int = 64,
-        cutoffs: tuple[int, ...] = (),
-        divisor: int = 4,
-        dropout: float = 0.0,
+        **words: Unpack[WordSizes],
     ):
-        super().__init__()
-        cutoffs = tuple(cutoffs)
-        self.config = arguments_of(locals())
+        super().__init__(**words)
+        self.config |= {"heads": heads, "inner": inner, "layers": layers, "memory": memory}
+        width, dropout = self.width, self.config["dropout"]
         if min(heads, inner, layers) < 1 or memory < 0:
             raise ValueError(
                 "heads, inner and layers must be at least 1 and memory at least 0, "
@@ -44,21 +41,18 @@ class TransformerXL(nn.Module):
             )
         if width % heads or width % 2:
             raise ValueError(f"width must be even and a multiple of heads = {heads}, not {width}")
-        self.width, self.memory = width, memory
-        self.words = AdaptiveVocabulary(
-            vocabulary=vocabulary, width=width, cutoffs=cutoffs, divisor=divisor
-        )
+        self.memory = memory
         self.blocks = nn.ModuleList(_Block(width, heads, inner, dropout) for _ in range(layers))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, tokens: Tensor, memory: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
         h = self.dropout(self.words.embed(tokens))
         if memory is None:
             memory = (h.new_zeros(h.shape[0], 0, self.width),) * len(self.blocks)
-        self._check(h.shape[0], memory)
+        length = memory[0].shape[1] if memory else 0
+        expected = [(h.shape[0], length, self.width)] * len(self.blocks)
+        check_memory(memory, expected, h.shape[0])
         keys = memory[0].shape[1] + h.shape[1]
         distances = self.dropout(sinusoids(keys, self.width, device=h.device, dtype=h.dtype))
         kept = []
@@ -67,15 +61,6 @@ class TransformerXL(nn.Module):
             kept.append(known[:, max(0, keys - self.memory) :].detach())
             h = block(h, known, distances)
         return self.dropout(h), tuple(kept)
-
-    def _check(self, batch: int, memory: tuple[Tensor, ...]) -> None:
-        given = [tuple(before.shape) for before in memory]
-        length = given[0][1] if given and len(given[0]) == 3 else 0
-        if given != [(batch, length, self.width)] * len(self.blocks):
-            raise ValueError(
-                f"memory of shapes {given} is not of this model and {batch} streams: "
-                f"expected {len(self.blocks)} of ({batch}, any, {self.width})"
-            )
 
 
 class _Block(nn.Module):

@@ -53,11 +53,11 @@ def calibrate(
     tol: float = 1e-4,
     max_steps: int = 100,
 ) -> tuple[float, ...]:
-    """Choose, step by step, the point in time whose result is nearest the equilibrium on the loader's data.
+    """Choose, step by step, the time point whose result is nearest to the equilibrium on the loader's data.
 
-    The clock never runs backwards; where the student's own does better over all steps it stays. Sets
-    `student.calibrated` (fractions of solver time, also returned) and
-    `student.plan`, which says for certified solving when to hand over to the solver.
+    The clock never runs backwards. If the student's own clock does better over all steps, it stays. Sets
+    `student.calibrated` (fractions of solver time, also returned) and `student.plan`, which says when certified
+    solving hands over to the solver.
     """
     device = next(student.methods.parameters()).device
     inputs: list[Any] = []

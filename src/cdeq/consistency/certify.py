@@ -1,4 +1,4 @@
-"""Certified solving: the student's speed, the teacher's answer, and the residual that proves it."""
+"""Certified solving: student steps first, then the teacher's solver, with the teacher's residual measured."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from cdeq.consistency.student import Student
 
 DEFAULT_STUDENT_STEPS = 2
-"""Steps before the first check, for a student that was never planned."""
+"""Steps before the first check, for a student without a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertifiedSolution:
-    """A state, and the proof of how close it is.
+    """A state and the residual that was measured there, which is what solvers stop by; it is not a distance.
 
     `output`: the readout at `state`. `residual` (B,): the teacher's |f(z) - z| / |z|, measured at `state`.
     `steps` (B,): evaluations of f spent on each sample, the check included. `evaluations`: calls of f on the
@@ -55,7 +55,7 @@ def certified_solve(
 
     The check measures the residual of the student's state. A sample below `tol` stops there; for the others
     the same evaluation is the solver's first. How many student steps come first is the student's plan for
-    this tolerance, made on data by `plan_handover`, unless `student_steps` says.
+    this tolerance, made on data by `plan_handover`, unless `student_steps` is given.
     """
     if max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, not {max_steps}")

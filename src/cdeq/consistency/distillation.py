@@ -35,7 +35,7 @@ STEPS = {"full": MAX_STEPS, "endpoint": 20 * MAX_STEPS}
 FITTED_BATCHES = 8
 """Batches that the linear part of a correction is fitted on."""
 NOT_CONVERGED = 0.1
-"""A recorded equilibrium with a residual above this is none."""
+"""A recorded equilibrium with a larger residual has not converged."""
 
 
 def distill(
@@ -58,14 +58,14 @@ def distill(
 
     `teacher`: any equilibrium model (the four methods) that is an `nn.Module`.
     `data`: batches `x` or `(x, y)`, recorded first with `solver`, `max_steps` and `tol`; or a store recorded
-        before, which has its own. A pair is always `(x, y)`; an input that is itself a pair goes into one more
+        before, which has its own. A pair is always `(x, y)`: wrap an input that is itself a pair in one more
         tuple. Labels are used only by recipes with a task loss, and may be absent.
     `max_steps`: of a recorded solve; unless given, as many as its estimated error takes, within reason.
     `recipe`: a name or a `Recipe`. `fit`: updates, learning rate and the rest of the training.
-    `folder`: where recordings, checkpoints and the log go; the same call on the same folder goes on where an
-        earlier one was cut short, to the same weights. A finished recording there is used as it is. Without
+    `folder`: where recordings, checkpoints and the log go; the same call on the same folder resumes where an
+        earlier one was cut short, and ends with the same weights. A finished recording there is used as it is. Without
         a folder nothing is kept.
-    `progress`: True draws bars on standard error; or a function that is told.
+    `progress`: True draws bars on standard error; or a function `(done, total, metrics)`.
     Under torchrun every process makes this same call; each takes its share of every batch.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_name(recipe)
@@ -117,7 +117,7 @@ def _check_store(store: TrajectoryStore, world: int) -> None:
     if share > 0.5:
         warnings.warn(
             f"{share:.0%} of the recorded equilibria have a residual above {NOT_CONVERGED:g}: the teacher "
-            "does not converge within the budget, and its student will learn what is not an equilibrium",
+            "does not converge within the budget, and its student learns from states that are not equilibria",
             stacklevel=3,
         )
 
@@ -149,7 +149,7 @@ def _record(
             )
         except Exception as error:
             problem = error
-    # Nobody is left waiting for a recording that failed.
+    # So that no process waits for a recording that failed.
     failed = from_main_process(None if problem is None else f"{type(problem).__name__}: {problem}")
     if problem is not None:
         raise problem

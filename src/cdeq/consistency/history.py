@@ -100,7 +100,7 @@ class AndersonHistory(WindowHistory):
 class RunningAnderson:
     """`AndersonHistory` along one rollout without gradients, in the solver's own ring buffers.
 
-    Each residual meets the others once, where `AndersonHistory` forms their products anew at each step.
+    Products of residuals are formed once; `AndersonHistory` forms all of them at each step.
     """
 
     def __init__(self, history: AndersonHistory, window: int, z: State):

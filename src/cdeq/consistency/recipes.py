@@ -16,43 +16,45 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a student is parameterized and what it is trained on.
+    """How a student is parameterized, and what it is trained on.
 
-    Parameterization
-      boundary   what the boundary condition holds: the `state` (g = c_skip z + c_out P, the paper's) or the
-                 `weights` (a step runs with theta + c_out(t) delta, so that late steps are the teacher's own).
-      gamma, eps, end   exponent and interval of the boundary coefficients.
-      time_map, rho     solver time of the teacher's states z_k.
-      decay             the paper's inference beta: step j runs at fraction 1 - decay^j of solver time.
-      schedule          that clock: `fixed`, `learned`, or `leap`: the first `leap` steps run with all of the change,
-                        the later ones with the teacher's own weights (both for the weights boundary only).
-      correction        of the teacher's residual at each step: `none`, or `learned` (see correction.py).
-      safeguard         in use, a sample whose corrected residual grows goes back to its best state, without correction.
-      history, window, mixing   what is made of the last window + 1 evaluations.
-      start             initial state: the `teacher`'s own, or with a `learned` change of it.
-      delta, rank       change of weights: `full`, or `low_rank`.
-      injection         the context: of the `student`'s weights, mixed as they are, or the `teacher`'s alone,
-                        which saves one injection for each input.
-      feature_axis      axis of the features in a state tensor; None: 1 for (B, C, H, W), else the last.
-    Training
-      start_updates  updates of the start alone, before the rest; they cost no evaluation of f.
-      states     the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps; depth has no
-                 meaning for the former.
-      memory     of a model that has one: what the `teacher` remembers of the text before, or what the student
-                 itself would, after one to `depth` steps on it (`own`), which is what it meets in use.
-      early      weights of the steps of a rollout in the loss, j^-early for step j: 0 counts all the same.
-      backprop   through the rollout: `full`, `checkpointed` (same gradient, less memory), `truncated` (a step).
-      loss       `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + log_floor); a log_floor of None follows
-                 the precision of the recorded equilibria.
-      lambda_1   global against local consistency; lambda_2: weight of the task loss, up to fraction
-                 `task_until` of solver time.
-      agreement  weight of the divergence of the student's answer at each step from the converged teacher's, for
-                 readouts that are logits; it needs no labels.
-      direction  of the local loss: the `later` point learns from the earlier (the paper's), or the `earlier`
-                 from the later.
-      first_index  the smallest k drawn from the teacher's trajectory: 0, or 1 as the paper writes.
-      ema        rate of the running average that the local loss learns from.
-      augment_*  endpoint augmentation: probability, and how many first and last states are exempt.
+    Parameterization:
+
+    `boundary`: what the boundary condition holds. `state`: g = c_skip z + c_out P, the paper's; `weights`: a step runs
+        with theta + c_out(t) delta, so that late steps are the teacher's own.
+    `gamma`, `eps`, `end`: exponent and interval of the boundary coefficients.
+    `time_map`, `rho`: solver time of the teacher's states z_k.
+    `decay`: the paper's beta of inference; step j runs at fraction 1 - decay^j of solver time.
+    `schedule`: that clock, `fixed`, `learned`, or `leap`: the first `leap` steps run with all of the change, the later
+        ones with the teacher's own weights. The last two are for the boundary `weights` only.
+    `correction`: of the teacher's residual at each step, `none` or `learned` (see correction.py).
+    `safeguard`: in use, a sample whose corrected residual grows goes back to its best state, without correction.
+    `history`, `window`, `mixing`: what is made of the last window + 1 evaluations.
+    `start`: the initial state, the `teacher`'s own, or with a `learned` change of it.
+    `delta`, `rank`: the change of the weights, `full` or `low_rank`.
+    `injection`: the context, under the `student`'s weights and mixed as they are, or the `teacher`'s alone, which saves
+        one injection for each input.
+    `feature_axis`: axis of the features in a state tensor. None: 1 for (B, C, H, W), else the last.
+
+    Training:
+
+    `start_updates`: updates of the start alone, before the rest; they cost no evaluation of f.
+    `states`: the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps.
+    `memory`: for a model with memory, what the `teacher` remembers of the text before, or what the student itself
+        remembers after one to `depth` steps on it (`own`), which is what it meets in use.
+    `early`: the loss of step j of a rollout has the weight j^-early; 0 counts all steps the same.
+    `backprop`: through the rollout, `full`, `checkpointed` (same gradient, less memory) or `truncated` at every step.
+    `loss`: `mse` (the paper's d), or `log`: log(|z - z*|^2 / |z*|^2 + floor), the floor being `log_floor`;
+        None lets it follow the precision of the recorded equilibria.
+    `lambda_1`: weight of the global loss; the local loss has 1 - lambda_1.
+    `lambda_2`: weight of the task loss, up to fraction `task_until` of solver time.
+    `agreement`: weight of the divergence of the student's answer at each step from that of the converged teacher, for
+        readouts that are logits. It needs no labels.
+    `direction`: of the local loss. The `later` point learns from the earlier one (the paper's), or the reverse.
+    `first_index`: the smallest k drawn from the teacher's trajectory, 0, or 1 as the paper writes.
+    `ema`: rate of the running average that the local loss learns from.
+    `augment_probability`, `augment_first`, `augment_last`: endpoint augmentation, and how many first and last states
+        are exempt.
     """
 
     name: str
@@ -119,8 +121,8 @@ class Recipe:
     def changed(self, **changes: Any) -> Recipe:
         """The recipe with changed fields.
 
-        A change that makes no difference beside the other fields is refused, so that no ablation is a copy of what it
-        is compared with. Fields that are not changed may lose their meaning by those that are.
+        A change that makes no difference, given the other fields, is refused, so that no ablation is a copy of what it
+        is compared with. Fields that are not changed may lose their meaning through those that are.
         """
         if unknown := set(changes) - {f.name for f in fields(Recipe)}:
             raise RecipeError(f"unknown recipe fields: {', '.join(sorted(unknown))}")
@@ -327,6 +329,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "corrected": corrected,
     "warm_start": warm_start,
 }
+"""Functions that make a recipe, by its name."""
 
 
 Condition = tuple[Callable[[Recipe], bool], str]

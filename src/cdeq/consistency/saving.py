@@ -64,7 +64,7 @@ def _pieces(name: str, tensor: Tensor) -> dict[str, Tensor]:
     if tensor.layout not in (torch.sparse_csr, torch.sparse_coo):
         raise StudentFolderError(
             f"{name} is a {tensor.layout} tensor, which cannot be saved: keep it as CSR or COO, or, if "
-            "the model builds it anew, register it with persistent=False"
+            "the model builds it itself, register it with persistent=False"
         )
     pieces = {"shape": torch.tensor(tensor.shape), **dense_pieces(tensor)}
     return {f"{name}.{piece}": dense for piece, dense in pieces.items()}
@@ -275,7 +275,7 @@ def _build(entry: dict[str, Any], given: type | None, what: str) -> nn.Module:
 
 
 def _advice(what: str) -> str:
-    """How to load what cannot be found by its name: a class of a script or a notebook, say."""
+    """How to load what cannot be found by its name: for example a class of a script or a notebook."""
     if what == "teacher":
         return "pass its class or an instance as `teacher=`"
     return "define it there again before loading"

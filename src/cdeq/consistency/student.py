@@ -331,7 +331,7 @@ class Student(nn.Module):
         student_steps: int | None = None,
         solver: Solver | None = None,
     ) -> CertifiedSolution:
-        """As many evaluations as the tolerance takes, certified; see `certified_solve`."""
+        """As many evaluations as it takes for a residual of `tol`; see `certified_solve`."""
         return certified_solve(
             self, x, tol=tol, max_steps=max_steps, student_steps=student_steps, solver=solver
         )
@@ -370,7 +370,7 @@ class Student(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, teacher: nn.Module | type | None = None) -> Student:
-        """Read a saved student; `teacher`: its class, or an instance to fill, where the folder cannot tell."""
+        """Read a saved student; `teacher`: its class, or an instance to fill, if the class cannot be imported."""
         return load_student(cls, Path(folder), teacher)
 
 

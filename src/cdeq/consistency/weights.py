@@ -67,7 +67,7 @@ def mix_weights(
 def mix_contexts(teacher: Context, student: Context, c: float | Tensor) -> Context:
     """teacher + c (student - teacher), tensor by tensor.
 
-    What both share, what is not a dense floating tensor and what is not in a tree (a captured function, say)
+    What both share, what is not a dense floating tensor and what is not in a tree (such as a captured function)
     stays the teacher's.
     """
 

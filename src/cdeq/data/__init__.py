@@ -11,7 +11,7 @@ from cdeq.data.embedded import (
     text_windows,
 )
 from cdeq.data.folders import MissingDataError, data_folder
-from cdeq.data.graph_sets import GRAPH_SETS, is_available, load_graph
+from cdeq.data.graph_sets import GRAPH_SETS, is_graph_available, load_graph
 from cdeq.data.graphs import Graph, NodeTask, nearest_neighbours, normalised_adjacency
 from cdeq.data.image_folders import IMAGENET_STANDARD, FolderBatches, FolderImages
 from cdeq.data.image_sets import (
@@ -62,7 +62,7 @@ __all__ = [
     "digits_graph",
     "digits_images",
     "from_pyg",
-    "is_available",
+    "is_graph_available",
     "is_image_set_available",
     "is_text_available",
     "load_graph",

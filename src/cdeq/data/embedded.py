@@ -1,6 +1,6 @@
 """Data sets with nothing to download: scikit-learn's digits, and the prose of Python's manual.
 
-Shapes: N examples, L tokens a window.
+Shapes: N examples, L tokens in a window.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from cdeq.data.graphs import Graph, NodeTask, nearest_neighbours, normalised_adjacency
-from cdeq.data.image_sets import split_images
-from cdeq.data.images import Images, ImageSet
+from cdeq.data.images import Images, ImageSet, split_images
 from cdeq.data.text import Corpus, Vocabulary
 
 
@@ -76,7 +75,7 @@ def digits_set(*, test: int = 40) -> ImageSet:
 def digits_graph(
     seed: int = 0, *, neighbours: int = 6, per_class: int = 20, valid: int = 300
 ) -> NodeTask:
-    """The digits as a k-nearest-neighbour graph, with `per_class` training labels a class.
+    """The digits as a k-nearest-neighbour graph, with `per_class` training labels in each class.
 
     Features (N, 64) are standardised over all nodes: the task is transductive. Nodes neither in the
     training nor in the validation split are the test split.

@@ -31,7 +31,7 @@ def require_in_folder(
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise MissingDataError(
-            f"{name} needs the file {missing[0]}{more}, looked for in {place}. It can be had from "
+            f"{name} needs the file {missing[0]}{more}, looked for in {place}. Get it from "
             f"{home}. Point --data-dir or CDEQ_DATA at the folder that holds "
             f"{missing[0].partition('/')[0]}/."
         )

@@ -73,18 +73,18 @@ def load_graph(
     `seed` draws the split of the Amazon and Coauthor graphs; the others come with theirs. `cache` is a folder where
     the OGB graphs are kept parsed.
     """
-    require_files(name, folder)
+    require_graph_files(name, folder)
     kept = None if cache is None else Path(cache)
     return _graph_set(name).read(data_folder(folder), seed, kept)
 
 
-def require_files(name: str, folder: str | Path | None = None) -> None:
+def require_graph_files(name: str, folder: str | Path | None = None) -> None:
     """A `MissingDataError` that says what to do, if files of a graph are not in the data folder."""
     chosen = _graph_set(name)
     require_in_folder(name, chosen.files, chosen.home, folder)
 
 
-def is_available(name: str, folder: str | Path | None = None) -> bool:
+def is_graph_available(name: str, folder: str | Path | None = None) -> bool:
     """Whether all files of a graph are in the data folder."""
     place = data_folder(folder)
     return all((place / file).is_file() for file in _graph_set(name).files)

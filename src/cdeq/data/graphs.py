@@ -1,4 +1,4 @@
-"""Graphs as tensors. Shapes: N nodes, E directed edges, F features a node."""
+"""Graphs as tensors. Shapes: N nodes, E directed edges, F features of a node."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ class Graph(NamedTuple):
 
 
 class NodeTask(NamedTuple):
-    """Node classification on one graph: labels (N,) and a boolean mask (N,) a split."""
+    """Node classification on one graph: labels (N,) and a boolean mask (N,) for each split."""
 
     graph: Graph
     labels: Tensor
     train: Tensor
     valid: Tensor
     test: Tensor
+
+    def labelled(self, mask: Tensor) -> tuple[Graph, Tensor]:
+        """A batch (x, y): the whole graph, and the labels where `mask` is true, -100 elsewhere: no loss counts them."""
+        return self.graph, torch.where(mask, self.labels, -100)
 
 
 def normalised_adjacency(edges: Tensor, nodes: int) -> Tensor:
@@ -72,13 +76,34 @@ def node_task(
         )
     if labels.shape != (nodes,) or labels.is_floating_point():
         raise ValueError(
-            f"labels must be one class a node ({nodes},), not {labels.dtype} {tuple(labels.shape)}"
+            f"labels must be one class for each node ({nodes},), not {labels.dtype} {tuple(labels.shape)}"
         )
     for mask in split:
         if mask.shape != (nodes,) or mask.dtype != torch.bool:
             raise ValueError(f"a split must be masks ({nodes},), not {mask.dtype} {mask.shape}")
     adjacency = normalised_adjacency(edges.long(), nodes)
     return NodeTask(Graph(adjacency, features), labels.long(), *split)
+
+
+def tensors_of_task(task: NodeTask) -> dict[str, Tensor]:
+    """A task with dense features as tensors by name, to be kept in a file."""
+    adjacency, features = task.graph
+    if not isinstance(features, Tensor):
+        raise TypeError("only dense features are kept")
+    named = {"features": features, **task._asdict()}
+    del named["graph"]
+    named |= {"pointers": adjacency.crow_indices(), "columns": adjacency.col_indices()}
+    return named | {"weights": adjacency.values()}
+
+
+def task_of_tensors(parts: dict[str, Tensor]) -> NodeTask:
+    """The inverse of `tensors_of_task`."""
+    nodes = len(parts["labels"])
+    adjacency = csr_from_pointers(
+        parts["pointers"], parts["columns"], parts["weights"], (nodes, nodes)
+    )
+    split = (parts[name] for name in ("labels", "train", "valid", "test"))
+    return NodeTask(Graph(adjacency, parts["features"]), *split)
 
 
 def mask_of(indices: Tensor, nodes: int) -> Tensor:
@@ -109,7 +134,7 @@ def csr_from_arrays(
 def row_normalised(features: Tensor) -> Tensor:
     """Each row of features (N, F), dense or CSR, over its Euclidean length; rows of zeros stay zero.
 
-    Rows are often divided by their sum; with hundreds of words a row that leaves a layer almost no signal, and
+    Rows are often divided by their sum; with hundreds of words in a row that leaves a layer almost no signal, and
     training takes twice as long to begin.
     """
     if features.layout != torch.sparse_csr:

@@ -103,7 +103,7 @@ Key = tuple[int, list[float] | None]
 class FolderBatches:
     """Training batches (x (B, 3, S, S), y (B,)) from files, each a function of its number and the seed alone.
 
-    An image comes at most once in an epoch, in an order of the epoch's own; those that do not fill a batch are left
+    Each epoch has an order of its own, in which an image comes at most once; those that do not fill a batch are left
     out. With `augment` an image is a random part of its file, of 0.08 to all of the area and a ratio of 3/4 to 4/3,
     mirrored or not; without, the middle of it. `workers` processes decode ahead as long as batches are asked for one
     after another; with none, a batch is decoded when it is asked for.
@@ -126,7 +126,7 @@ class FolderBatches:
             raise ValueError(
                 f"size must be at least 1 and workers at least 0, not {size} and {workers}"
             )
-        pillow()  # a user without it should hear of it here, not from a process
+        pillow()  # a user without it should learn of it here, not from a process
         self.files, self.standard, self.batch, self.size = files, standard, batch, size
         self.seed, self.augment, self.workers = seed, augment, workers
         self._stream: Iterator[tuple[Tensor, Tensor]] | None = None
@@ -137,10 +137,10 @@ class FolderBatches:
         return len(self.files) // self.batch
 
     def at(self, update: int) -> tuple[Tensor, Tensor]:
-        """The batch of an update. Asking for the next one is fast; for any other, the workers start anew."""
+        """The batch of an update. Asking for the next one is fast; for any other, the workers start again."""
         if self._stream is None or update != self._next:
             self._stream = self.starting_at(update)
-        stream, self._stream = self._stream, None  # after a failure the next call starts anew
+        stream, self._stream = self._stream, None  # after a failure the next call starts again
         found = next(stream)
         self._stream, self._next = stream, update + 1
         return found
@@ -165,7 +165,7 @@ class FolderBatches:
         chosen = order[place * self.batch : (place + 1) * self.batch].tolist()
         if not self.augment:
             return [(place, None) for place in chosen]
-        # Another stream of numbers than the orders of epochs are drawn from.
+        # Not the stream of random numbers that the orders of epochs are drawn from.
         generator = _numbered_generator(self.seed + 7919, update)
         draws = torch.rand(self.batch, DRAWS, generator=generator, dtype=torch.float64).tolist()
         return list(zip(chosen, draws, strict=True))

@@ -5,11 +5,15 @@ Shapes: N images, B of them in a batch, C channels, H x W pixels.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+VALID_SEED = 20_260  # of the training images that are kept for validation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,7 @@ class ImageSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Standard:
-    """What is taken off the pixels, in [0, 1], and what they are divided by; one number a channel."""
+    """What is taken off the pixels, in [0, 1], and what they are divided by; one number for each channel."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -109,3 +113,44 @@ class Augmentation:
         if not self.flip:
             return moved
         return torch.where(mirrored[:, None, None, None], moved.flip(3), moved)
+
+
+def split_images(
+    name: str, train: Images, test: Images, *, classes: tuple[str, ...], valid: int
+) -> ImageSet:
+    """A set whose validation split is `valid` training images of each class; both parts keep the order of the files."""
+    chosen = validation_places(train.labels, classes, valid)
+    parts = (train.take(~chosen), train.take(chosen), test)
+    return ImageSet(
+        name=name,
+        train=parts[0],
+        valid=parts[1],
+        test=parts[2],
+        classes=classes,
+        digest=images_digest(parts, classes),
+    )
+
+
+def validation_places(labels: Tensor, classes: Sequence[str], valid: int) -> Tensor:
+    """Booleans (N,), true for `valid` images of each class, always the same ones."""
+    generator = torch.Generator().manual_seed(VALID_SEED)
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for label, title in enumerate(classes):
+        places = (labels == label).nonzero().flatten()
+        if len(places) <= valid:
+            raise ValueError(
+                f"the class {title} has {len(places)} training images, "
+                f"too few to keep {valid} for validation"
+            )
+        chosen[places[torch.randperm(len(places), generator=generator)[:valid]]] = True
+    return chosen
+
+
+def images_digest(parts: tuple[Images, Images, Images], classes: tuple[str, ...]) -> str:
+    """SHA-256 of the pixels and labels of train, valid and test, and the names of the classes."""
+    digest = hashlib.sha256("\n".join(classes).encode())
+    for part in parts:
+        for tensor in (part.pixels, part.labels):
+            digest.update(f"\n{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Amazon and Coauthor graphs as the gnn-benchmark repository keeps them (Shchur et al. 2018): one .npz a graph.
+"""Amazon and Coauthor graphs as the gnn-benchmark repository keeps them (Shchur et al. 2018): one .npz for each graph.
 
 Shapes: N nodes, E edges, F features.
 """
@@ -27,10 +27,10 @@ def read_npz_graph(
 ) -> NodeTask:
     """A graph from its CSR arrays adj_*, features attr_* (or a dense attr_matrix) and labels.
 
-    Edges count in both directions. Features, binary for Amazon and counts of words for Coauthor, are divided by their
-    Euclidean length a row; sparse ones stay sparse. The split is drawn with `seed`: `per_class` nodes of each class to
-    train, `valid_per_class` to validate, all others to test. `largest_component` keeps only the nodes of the largest
-    connected component, as the published evaluation does.
+    Edges count in both directions. Features, binary for Amazon and counts of words for Coauthor, are divided by the
+    Euclidean length of their row; sparse ones stay sparse. The split is drawn with `seed`: `per_class` nodes of each
+    class to train, `valid_per_class` to validate, all others to test. `largest_component` keeps only the nodes of the
+    largest connected component, as the published evaluation does.
     """
     arrays = _arrays(Path(path))
     try:
@@ -123,7 +123,7 @@ def _dense(arrays: dict[str, np.ndarray]) -> Tensor:
 def _restricted(
     kept: Tensor, edges: Tensor, features: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Edges, features and labels of the nodes in a mask, numbered anew in the old order."""
+    """Edges, features and labels of the nodes in a mask, renumbered in the old order."""
     numbers = kept.cumsum(0) - 1
     edges = numbers[edges[:, kept[edges[0]] & kept[edges[1]]]]
     if features.layout != torch.sparse_csr:

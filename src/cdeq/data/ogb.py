@@ -6,23 +6,18 @@ Shapes: N nodes, E edges, F features.
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
-from torch import Tensor
 
-from cdeq.data.graphs import Graph, NodeTask, mask_of, node_task
-from cdeq.data.sparse import csr_from_pointers
-from cdeq.files import atomic_write_bytes
+from cdeq.data.cache import keep_tensors, kept_tensors, key_of
+from cdeq.data.graphs import NodeTask, mask_of, node_task, task_of_tensors, tensors_of_task
 
 OGB_SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 BLOCK = 1 << 24  # bytes of text parsed at once
 EXACT_FIELD = 15  # characters of a number: whole numbers below 2^53 are exact as doubles
 POWERS = np.power(10.0, np.arange(EXACT_FIELD))  # exact, too
@@ -55,12 +50,12 @@ def read_ogb(folder: str | Path, name: str, *, cache: str | Path | None = None) 
     paths = {part: Path(folder) / file for part, file in ogb_files(name).items()}
     if cache is None:
         return _parsed(paths)
-    kept = Path(cache) / f"{name}.safetensors"
-    fingerprint = _fingerprint(paths)
-    task = _from_cache(kept, fingerprint)
-    if task is None:
-        task = _parsed(paths)
-        _to_cache(kept, task, fingerprint)
+    kept, about = Path(cache) / f"{name}.safetensors", _about(paths)
+    parts = kept_tensors(kept, about)
+    if parts is not None:
+        return task_of_tensors(parts)
+    task = _parsed(paths)
+    keep_tensors(kept, tensors_of_task(task), about)
     return task
 
 
@@ -70,7 +65,7 @@ def _parsed(paths: dict[str, Path]) -> NodeTask:
     edges = read_numbers(paths["edges"], np.int64, rows=_only_number(paths["edge count"]))
     labels = read_numbers(paths["labels"], np.int64, rows=nodes)
     if labels.shape[1] != 1:
-        raise ValueError(f"{paths['labels']} must hold one class a node")
+        raise ValueError(f"{paths['labels']} must hold one class for each node")
     train, valid, test = (
         mask_of(torch.from_numpy(read_numbers(paths[part], np.int64)).flatten(), nodes)
         for part in ("train", "valid", "test")
@@ -185,50 +180,8 @@ def _decimal_shifts(text: bytes) -> np.ndarray | None:
     return shifts
 
 
-def _fingerprint(paths: dict[str, Path]) -> str:
-    """What the parsed graph depends on, as text."""
-    files = {part: path.stat() for part, path in sorted(paths.items())}
-    return json.dumps(
-        {
-            "version": CACHE_VERSION,
-            "dtype": str(torch.get_default_dtype()),
-            "files": {part: [file.st_size, file.st_mtime_ns] for part, file in files.items()},
-        }
-    )
-
-
-def _to_cache(path: Path, task: NodeTask, fingerprint: str) -> None:
-    adjacency = task.graph.adjacency
-    tensors: dict[str, Tensor] = {
-        "pointers": adjacency.crow_indices(),
-        "columns": adjacency.col_indices(),
-        "weights": adjacency.values(),
-        "features": task.graph.features,  # type: ignore[dict-item]  # OGB's are dense
-        "labels": task.labels,
-        "train": task.train,
-        "valid": task.valid,
-        "test": task.test,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = safetensors.torch.save(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
-        metadata={"fingerprint": fingerprint},
-    )
-    atomic_write_bytes(path, content)
-
-
-def _from_cache(path: Path, fingerprint: str) -> NodeTask | None:
-    """The task kept in a file; None if there is none, a damaged one, or one of other source files."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("fingerprint") != fingerprint:
-                return None
-            parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (FileNotFoundError, safetensors.SafetensorError):
-        return None
-    nodes = len(parts["labels"])
-    adjacency = csr_from_pointers(
-        parts["pointers"], parts["columns"], parts["weights"], (nodes, nodes)
-    )
-    graph = Graph(adjacency, parts["features"])
-    return NodeTask(graph, parts["labels"], parts["train"], parts["valid"], parts["test"])
+def _about(paths: dict[str, Path]) -> dict[str, str]:
+    """What the parsed graph depends on."""
+    files = {part: [path.stat().st_size, path.stat().st_mtime_ns] for part, path in paths.items()}
+    dtype = str(torch.get_default_dtype())
+    return {"key": key_of(version=CACHE_VERSION, dtype=dtype, files=files)}

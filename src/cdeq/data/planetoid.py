@@ -87,7 +87,7 @@ def _test_indices(path: Path) -> Tensor:
     try:
         indices = torch.tensor([int(line) for line in path.read_text().split()], dtype=torch.long)
     except ValueError:
-        raise ValueError(f"{path} must hold one whole number a line") from None
+        raise ValueError(f"{path} must hold one whole number in each line") from None
     if not len(indices) or len(indices.unique()) != len(indices):
         raise ValueError(f"{path} must name each test node once")
     return indices

@@ -128,7 +128,7 @@ def sampled_task(task: NodeTask, *, size: int, generator: torch.Generator) -> No
 def partition(adjacency: Tensor, parts: int, *, seed: int = 0) -> list[Tensor]:
     """Disjoint parts that cover the graph, with few edges between them: each its nodes in ascending order.
 
-    Parts grow from random nodes, one ring of neighbours a round, up to equal sizes. Then nodes move
+    Parts grow from random nodes, one ring of neighbours in each round, up to equal sizes. Then nodes move
     to the part that most of their neighbours are in, while every size stays within a fifth of N / P
     (or within one node of it, where parts are tiny). Time is linear in the edges, for a given P.
     """
@@ -199,7 +199,7 @@ def _shuffled(items: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _grown(adjacency: Tensor, parts: int, generator: torch.Generator) -> Tensor:
-    """A label (N,) a node, by breadth-first growth of all parts at once; sizes differ by at most one."""
+    """A label (N,) for each node, by breadth-first growth of all parts at once; sizes differ by at most one."""
     nodes, device = adjacency.shape[0], adjacency.device
     columns = adjacency.col_indices()
     label = torch.full((nodes,), -1, device=device, dtype=torch.long)
@@ -210,7 +210,7 @@ def _grown(adjacency: Tensor, parts: int, generator: torch.Generator) -> Tensor:
     while bool((room > 0).any()):
         if not len(frontier):
             # All that is left lies in other components, or behind parts that are full. More seeds
-            # each time, lest a graph of many small components take a round for each.
+            # each time, or a graph of many small components would take a round for each.
             waiting = waiting[label[waiting] < 0]
             open_parts = (room > 0).nonzero().flatten().repeat(seeds)[: len(waiting)]
             reached, owner, seeds = waiting[: len(open_parts)], open_parts, seeds + 1

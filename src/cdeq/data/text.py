@@ -1,6 +1,6 @@
 """Word-level text: a vocabulary, a corpus of three splits, and the parallel streams a language model reads.
 
-Shapes: T tokens in a text, B streams, S tokens a stream, L tokens a segment.
+Shapes: T tokens in a text, B streams, S tokens of a stream, L tokens of a segment.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdeq.files import atomic_write_text
+from cdeq.labels import IGNORED
 
 END = "<eos>"
 UNKNOWN = "<unk>"
-# The label that torch's cross entropy leaves out; `cdeq.training` means the same by it, and stands above `data`.
-IGNORED = -100
 
 
 def words_of(lines: Iterable[str]) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
+from cdeq.data.cache import KEY_DIGITS, keep_tensors, kept_tensors, key_of
 from cdeq.data.folders import MissingDataError, as_path, data_folder, require_in_folder
 from cdeq.data.text import END, UNKNOWN, Corpus, Vocabulary, words_of
-from cdeq.files import atomic_write_bytes, sha256_of_file
+from cdeq.files import sha256_of_file
 
 SPLITS = ("train", "valid", "test")
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 CACHE_VERSION = 1
-KEY_DIGITS = 16  # of the key, in the names of a cache's files; the files hold all of it
 
 # A text that can be read more than once: once to count its words, once to encode them.
 Lines = Callable[[], Iterable[str]]
@@ -62,7 +57,7 @@ def load_text(
 ) -> Corpus:
     """A public text from the data folder (`data_folder(folder)`), or the text files of a folder given by its path.
 
-    The vocabulary is that of the training split, and `<unk>`. A path is told from a name by its separator ("./notes");
+    The vocabulary is that of the training split, and `<unk>`. A path is recognised by its separator ("./notes");
     it is read by `read_text_folder`. `cache` is a folder where texts are kept encoded.
     """
     require_text_files(name, folder)
@@ -268,8 +263,7 @@ def _with_cache(
 def _key(files: Mapping[str, Sequence[Path]], settings: Mapping[str, float]) -> str:
     """A digest of all that an encoded text depends on."""
     contents = {part: [sha256_of_file(file) for file in files[part]] for part in files}
-    described = {"version": CACHE_VERSION, "settings": dict(settings), "contents": contents}
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return key_of(version=CACHE_VERSION, settings=dict(settings), contents=contents)
 
 
 def _cache_files(stem: Path) -> tuple[Path, Path]:
@@ -282,9 +276,7 @@ def _to_cache(stem: Path, corpus: Corpus, key: str) -> None:
     words.parent.mkdir(parents=True, exist_ok=True)
     corpus.vocabulary.to_json(words)
     parts = {split: getattr(corpus, split).to(torch.int32) for split in SPLITS}
-    metadata = {"key": key, "vocabulary": corpus.vocabulary.digest}
-    metadata |= {split: _digest(part) for split, part in parts.items()}
-    atomic_write_bytes(tokens, save(parts, metadata=metadata))
+    keep_tensors(tokens, parts, {"key": key, "vocabulary": corpus.vocabulary.digest})
 
 
 def _from_cache(stem: Path, name: str, key: str) -> Corpus | None:
@@ -292,19 +284,9 @@ def _from_cache(stem: Path, name: str, key: str) -> Corpus | None:
     words, tokens = _cache_files(stem)
     try:
         vocabulary = Vocabulary.from_json(words)
-        with safe_open(tokens, framework="pt") as file:
-            recorded = file.metadata() or {}
-            parts = {split: file.get_tensor(split) for split in SPLITS}
-        found = {"key": key, "vocabulary": vocabulary.digest}
-        found |= {split: _digest(part) for split, part in parts.items()}
-        if recorded != found:
-            return None
-        return Corpus(name, vocabulary, **{split: part.long() for split, part in parts.items()})
-    except (OSError, SafetensorError, ValueError):
+    except (OSError, ValueError):
         return None
-
-
-def _digest(tokens: Tensor) -> str:
-    """Of type and shape, too: a damaged header may read the same bytes as something else."""
-    described = f"{tokens.dtype} {tuple(tokens.shape)}\n".encode()
-    return hashlib.sha256(described + tokens.numpy().tobytes()).hexdigest()
+    parts = kept_tensors(tokens, {"key": key, "vocabulary": vocabulary.digest})
+    if parts is None:
+        return None
+    return Corpus(name, vocabulary, **{split: parts[split].long() for split in SPLITS})

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from cdeq.data.embedded import Examples, digits_graph, digits_images, pydoc_text, text_windows
-from cdeq.data.graphs import NodeTask
 from cdeq.demo.task import StudentConfig, Task
 from cdeq.evaluation import Batch, accuracy, perplexity
 from cdeq.gradients import Implicit, Phantom
@@ -17,7 +15,6 @@ from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
 from cdeq.training.draws import numbered_generator
 from cdeq.training.loop import FitConfig
-from cdeq.training.task_loss import IGNORED
 from cdeq.training.teaching import TeachConfig
 
 
@@ -47,11 +44,6 @@ def _shifted(draw: Callable[[int], Batch], seed: int) -> Callable[[int], Batch]:
 def _batches(examples: Examples, batch: int) -> list[Batch]:
     """All examples once, in order, the last batch maybe smaller."""
     return list(zip(examples.x.split(batch), examples.y.split(batch), strict=True))
-
-
-def _labelled(nodes: NodeTask, mask: Tensor) -> Batch:
-    """The whole graph with the labels of some of its nodes."""
-    return nodes.graph, torch.where(mask, nodes.labels, IGNORED)
 
 
 def images(seed: int = 0) -> Task:
@@ -119,7 +111,7 @@ def text(seed: int = 0) -> Task:
 def graph(seed: int = 0) -> Task:
     """The digits as a nearest-neighbour graph, an implicit graph network."""
     nodes = digits_graph(seed)
-    training = _labelled(nodes, nodes.train)
+    training = nodes.labelled(nodes.train)
     return Task(
         name="graph",
         dataset="digits (graph)",
@@ -132,8 +124,8 @@ def graph(seed: int = 0) -> Task:
         ),
         teaching=lambda update: training,
         distilling=[training],
-        valid=[_labelled(nodes, nodes.valid)],
-        test=[_labelled(nodes, nodes.test)],
+        valid=[nodes.labelled(nodes.valid)],
+        test=[nodes.labelled(nodes.test)],
         metric=accuracy(),
         students={
             "paper": StudentConfig(fit=FitConfig(updates=600, learning_rate=1e-2)),

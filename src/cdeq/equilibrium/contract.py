@@ -18,8 +18,8 @@ Input = Any
 class EquilibriumModel(Protocol):
     """A model whose output is read off the equilibrium z = step(z, context).
 
-    Some attributes are optional. `batched` (default True) says whether states have a batch axis, first in
-    every tensor; a graph is one sample and sets it to False. `start_network()` may offer a small module
+    Some attributes are optional. `batched` (default True) says whether states have a batch axis, the first
+    of every tensor; a graph is one sample and sets it to False. `start_network()` may offer a small module
     `(context) -> state` that a student can learn to start from. `config`, a dict of the class's keyword
     arguments, lets a saved student rebuild its teacher. `project()` is called after each update of training.
     `causal` says that a position of a state (B, L, D) depends on none after it: solvers and students then keep to that.
@@ -33,7 +33,7 @@ class EquilibriumModel(Protocol):
         """The fixed initial state, usually zeros."""
 
     def step(self, z: State, context: Context) -> State:
-        """One evaluation of the equilibrium map f."""
+        """One evaluation of the map f, whose equilibrium is z* = f(z*, x) (paper, eq:deq_fixed_point)."""
 
     def readout(self, z: State, context: Context) -> Tensor:
         """The output at a state."""

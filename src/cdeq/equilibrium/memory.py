@@ -1,7 +1,7 @@
-"""Long inputs in pieces: a model with memory sees each piece together with what it kept of those before it.
+"""Long inputs in segments: a model with memory sees each segment together with what it kept of those before.
 
 Such a model has, beside the four methods, `remember(z, context)`: the memory that a state leaves behind, a tuple of
-tensors with the batch axis first, detached; and `no_memory(batch)`, what stands for it before the first piece. Its
+tensors with the batch axis first, detached; and `no_memory(batch)`, the memory before the first segment. Its
 input is a `Segment`.
 """
 
@@ -18,7 +18,7 @@ Memory = tuple[Tensor, ...]
 
 
 class Segment(NamedTuple):
-    """A piece of a long input, tokens (B, L) say, and the memory of those before it; empty at the beginning."""
+    """A part of a long input, such as tokens (B, L), and the memory of those before it; empty at the beginning."""
 
     tokens: Tensor
     memory: Memory = ()

@@ -1,6 +1,6 @@
 """States: a tensor or a tuple of tensors, seen by the mathematics as one matrix.
 
-Shapes: B samples, D numbers a sample (all tensors of the state together).
+Shapes: B samples, D numbers in each sample (all tensors of the state together).
 A state with a batch axis has it first in every tensor; a state without one is a single sample, B = 1.
 """
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 State = Tensor | tuple[Tensor, ...]
+"""A tensor, or the tensors of a multiscale model; a batch is along their first axis."""
 
 
 def tensors_of(state: State) -> tuple[Tensor, ...]:
@@ -65,13 +66,13 @@ class StateLayout:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Numbers a sample in each tensor; they add up to D."""
+        """How many numbers each sample has in each tensor; they add up to D."""
         return [(s[1:] if self.batched else s).numel() for s in self.shapes]
 
     def flatten(self, state: State) -> Tensor:
         """The state as a matrix (B, D); a view where memory allows."""
         if isinstance(state, Tensor) and not self.is_tuple and state.shape == self.shapes[0]:
-            return state.reshape(self.batch, self.sizes[0])  # the usual case, once a step
+            return state.reshape(self.batch, self.sizes[0])  # the usual case, at every step
         tensors = tensors_of(state)
         shapes = tuple(t.shape for t in tensors)
         if shapes != self.shapes or isinstance(state, Tensor) == self.is_tuple:

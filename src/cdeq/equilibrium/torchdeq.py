@@ -46,7 +46,7 @@ class CapturedContext:
 
     `template` is the function itself and `tensors` are those it closes over (the injected input),
     held apart so that they can be replaced: `dataclasses.replace(context, tensors=...)` is the
-    context with, say, the mean of two injections. `owner` is the model whose weights the function
+    context with, for example, the mean of two injections. `owner` is the model whose weights the function
     reads.
     """
 
@@ -120,9 +120,9 @@ class TorchDEQModel(nn.Module):
         def answer(func: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
             calls.append(None)
             if len(calls) > 1:
-                raise NotImplementedError(
-                    f"forward calls its DEQ, '{self.deq_name}', more than once; one equilibrium an "
-                    "input is supported"
+                raise RuntimeError(
+                    f"forward calls its DEQ, '{self.deq_name}', more than once; "
+                    "an input may have one equilibrium"
                 )
             return [z if isinstance(z, Tensor) else list(z)], _no_statistics()
 
@@ -173,7 +173,7 @@ def _find_deq(model: nn.Module, name: str | None, kind: type) -> str:
     if name is None and len(names) > 1:
         raise ValueError(f"which DEQ is it? Name one of {', '.join(names)} as `deq`")
     if name is not None and name not in names:
-        raise ValueError(f"'{name}' is no torchdeq DEQ of the model; it has {', '.join(names)}")
+        raise ValueError(f"'{name}' is not a torchdeq DEQ of the model; it has {', '.join(names)}")
     return names[0] if name is None else name
 
 

@@ -28,7 +28,7 @@ FOLDERS = ("--out", "--runs", "--data-dir")
 def provenance(parts: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
     """The commit, command and hardware of this process, which every measurement is kept with.
 
-    Of a result that is put together from `parts`, their commits and commands come first.
+    For a result that is made from `parts`, their commits and commands come first.
     """
     found = list(parts)
     return {
@@ -86,7 +86,7 @@ def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
 def current_command(argv: Sequence[str] | None = None) -> str:
     """The command line as a person would type it: `cdeq demo --task images`.
 
-    Without the folders of this machine, which nobody else has and no measured value depends on.
+    Without the folders of this machine, on which no measured value depends.
     """
     program, *arguments = sys.argv if argv is None else argv
     path = Path(program)

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cdeq import solvers
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import EquilibriumModel
 from cdeq.equilibrium.states import State
 from cdeq.models.learned_solvers import LearnedSolver
-from cdeq.solvers import Anderson, Broyden, Picard, Solver, solve_model
+from cdeq.solvers import Solver, solve_model
 
-SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
+SOLVERS: dict[str, Solver] = {name: kind() for name, kind in solvers.SOLVERS.items()}
 """The plain solvers that every student is compared with."""
 
 
@@ -68,7 +69,7 @@ def solver_method(teacher: EquilibriumModel, solver: Solver, **fields: Any) -> M
             max_steps=steps,
             callback=lambda k, z: seen.append(z),
         )
-        # A solve that stopped early, at an exact equilibrium or past hope, stays where it is.
+        # A solve that stopped early, at an exact equilibrium or because it diverged, stays where it is.
         yield from seen + seen[-1:] * (steps + 1 - len(seen))
 
     def output(x: Any, steps: int) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from cdeq.training.task_loss import IGNORED
+from cdeq.labels import IGNORED
 
 
 @dataclass(frozen=True, kw_only=True)

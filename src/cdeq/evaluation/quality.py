@@ -19,7 +19,7 @@ from cdeq.trajectories.capture import measure_residual
 Batch = tuple[Any, Any]
 """An input and its labels."""
 STEPS = (1, 2, 3, 5, 8, 12)
-"""The step counts that methods are compared at unless told otherwise."""
+"""The step counts that methods are compared at by default."""
 
 
 @dataclass(frozen=True)

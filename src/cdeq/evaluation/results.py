@@ -62,7 +62,7 @@ class Row:
     seconds: float | None
     """Median seconds for one batch."""
     f_equivalents: float | None
-    """Total cost in units of one teacher step."""
+    """Cost in steps: everything from input to output, in units of one teacher step."""
     parameters: int
     train_seconds: float | None = None
     """What its own training took, beside its teacher's; None where nothing was trained, or no time was kept."""

@@ -22,7 +22,7 @@ from cdeq.evaluation.styles import (
 )
 
 QUANTITIES = ("metric", "distance", "residual", "seconds")
-"""What a table shows unless told otherwise; `f_equivalents`, the cost in teacher steps, can be asked for."""
+"""What a table shows by default; `f_equivalents`, the cost in steps, can be asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What methods cost: median seconds, measured in turns so that a busy moment of the machine hits them all."""
+"""What methods cost: median seconds, measured in turns, so that a busy machine slows them all."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Training:
 
 
 def read_training(folder: Path) -> Training:
-    """The record beside the checkpoint in `folder`; without a checkpoint everything starts anew."""
+    """The record beside the checkpoint in `folder`; without a checkpoint everything starts again."""
     if not (folder / CHECKPOINT).exists():
         return Training()
     try:

@@ -14,6 +14,7 @@ GRADIENTS: dict[str, type] = {
     "jacobian_free": JacobianFree,
     "unrolled": Unrolled,
 }
+"""Classes of gradients, by name."""
 
 __all__ = [
     "GRADIENTS",

@@ -76,7 +76,7 @@ class _SolveCotangent(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.gradient, ctx.batched = gradient, batched
         ctx.save_for_backward(*z, *fz)
-        # Copies, for a view could not be changed in place by the caller.
+        # Copies: the caller could not change a view in place.
         return tuple(t.clone() for t in fz)
 
     @staticmethod
@@ -86,7 +86,7 @@ class _SolveCotangent(torch.autograd.Function):
         with torch.no_grad():
             u = ctx.gradient.solve_cotangent(z, fz, g, ctx.batched).state
             u = tuple(a.to(b.dtype) for a, b in zip(u, fz, strict=True))
-        if torch.is_grad_enabled():  # by create_graph: someone may differentiate once more
+        if torch.is_grad_enabled():  # by create_graph: there may be a second derivative
             u = _Undifferentiable.apply(*(a.detach().requires_grad_() for a in u))
         return None, None, None, *u
 
@@ -94,7 +94,7 @@ class _SolveCotangent(torch.autograd.Function):
 class _Undifferentiable(torch.autograd.Function):
     """The identity, with an error for a derivative: u depends on z*, which this would leave out.
 
-    `once_differentiable` does not serve: it lets a constant g, that of a sum say, pass in silence.
+    `once_differentiable` would not do: it silently accepts a constant g, such as that of a sum.
     """
 
     @staticmethod
@@ -103,7 +103,7 @@ class _Undifferentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Tensor, ...]:
-        raise NotImplementedError(
+        raise RuntimeError(
             "the implicit gradient can be differentiated once only; for second derivatives use "
             "Unrolled or Phantom"
         )

@@ -1,6 +1,6 @@
 """The Jacobian J = df/dz of an equilibrium map, never formed: its size and its spectral radius.
 
-Shapes: B samples, D numbers a sample.
+Shapes: B samples, D numbers in each sample.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "MIGNN": MIGNN,
     "TransformerDEQ": TransformerDEQ,
 }
+"""Classes by the name under which a saved student keeps its teacher's."""
 
 __all__ = [
     "EIGNN",

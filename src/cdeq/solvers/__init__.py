@@ -1,4 +1,4 @@
-"""How an equilibrium is found: one solve loop and a solver a file."""
+"""How an equilibrium is found: one solve loop, and one file for each solver."""
 
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
@@ -8,6 +8,7 @@ from cdeq.solvers.picard import Picard
 from cdeq.solvers.solution import Solution
 
 SOLVERS: dict[str, type] = {"picard": Picard, "anderson": Anderson, "broyden": Broyden}
+"""Classes of solvers, by name."""
 
 __all__ = [
     "MAX_STEPS",

@@ -1,6 +1,6 @@
 """Anderson acceleration (paper, alg:AA), also known as Anderson mixing or Pulay's DIIS.
 
-Shapes: B samples, D numbers a sample, n = min(k, m) + 1 states remembered.
+Shapes: B samples, D numbers in each sample, n = min(k, m) + 1 states remembered.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Anderson:
-    """z_{k+1} = sum_i alpha_i (beta f(z_i) + (1 - beta) z_i) over the last `window` + 1 states.
+    """z_{k+1} = sum_i alpha_i (beta f(z_i) + (1 - beta) z_i) over the last `window` + 1 states (paper, eq:AA).
 
     `window` is the paper's m, `mixing` its beta, `ridge` the regularisation relative to the Gram matrix,
     where it is at least the rounding error of that matrix. `positions`: of states (B, L, D) of a causal model, L; each

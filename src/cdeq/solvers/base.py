@@ -25,9 +25,9 @@ class Solver(Protocol):
 Callback = Callable[[int, State], None]
 
 TOL = 1e-4
-"""The relative residual at which a solve stops, wherever a tolerance is not given."""
+"""The relative residual at which a solve stops, unless a tolerance is given."""
 MAX_STEPS = 50
-"""Evaluations of f that a solve may spend, wherever a budget is not given."""
+"""Evaluations of f that a solve may spend, unless a budget is given."""
 
 
 def check_mixing(mixing: float) -> None:

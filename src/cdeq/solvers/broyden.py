@@ -1,6 +1,6 @@
 """Broyden's "good" method with limited memory, stored as its steps alone (Kelley 1995, section 7.3).
 
-Shapes: B samples, D numbers a sample, n steps remembered.
+Shapes: B samples, D numbers in each sample, n steps remembered.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class _Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Broyden:
-    """z_{k+1} = z_k - J_k^{-1} (f(z_k) - z_k), with J_0 = -I and one rank-one update of J a step.
+    """z_{k+1} = z_k - J_k^{-1} (f(z_k) - z_k), with J_0 = -I and a rank-one update of J at each step.
 
     With full steps the inverse is a product of factors I + s_{j+1} s_j^T / |s_j|^2, so only the steps are
-    kept: half the usual memory, and three passes over it an update. After `memory` steps it starts anew:
+    kept: half the usual memory, and three passes over it at each update. After `memory` steps it restarts:
     dropping the oldest factor instead breaks the secant equations of the rest, and often stalls.
     """
 

@@ -1,6 +1,6 @@
 """The one solve loop: counts every evaluation, stops each sample by itself, never loses a good state.
 
-Shapes: B samples, D numbers a sample.
+Shapes: B samples, D numbers in each sample.
 """
 
 from __future__ import annotations

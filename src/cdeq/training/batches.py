@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 Batches = Iterable[Any] | Callable[[int], Any]
-"""A loader, passed over again and again; or a function from the number of an update to its batch."""
+"""A loader, repeated as often as needed; or a function from the number of an update to its batch."""
 
 
 def batches_by_number(data: Batches) -> Callable[[int], Any]:
@@ -49,4 +49,4 @@ class _Numbered:
         self.iterator = iter(self.loader)
         for batch in self.iterator:
             return batch
-        raise ValueError("there are no batches to train on, or the loader can be read but once")
+        raise ValueError("there are no batches to train on, or the loader can be read only once")

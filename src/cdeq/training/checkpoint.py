@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file a run, replaced atomically, so that a kill leaves the last one whole."""
+"""Checkpoints: one safetensors file for each run, replaced atomically, so that a kill leaves the last one whole."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def read_checkpoint(folder: Path, identity: dict[str, Any]) -> Checkpoint | None
         update, provenance = int(about["update"]), json.loads(about["identity"])
     except (SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is damaged ({error}): delete it to start this run anew"
+            f"{path} is damaged ({error}): delete it to start this run again"
         ) from None
     identity = json.loads(json.dumps(identity))
     if provenance != identity:

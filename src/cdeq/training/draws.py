@@ -17,7 +17,7 @@ def numbered_generator(
 
 @contextmanager
 def numbered_draws(seed: int, number: int) -> Iterator[None]:
-    """Inside, torch's own draws, a dropout's say, depend on seed and number alone; outside they are as before."""
+    """Inside, torch's own draws (of dropout, for example) depend on seed and number alone; outside nothing changes."""
     with torch.random.fork_rng():
         torch.manual_seed(numbered_generator(seed, number).initial_seed())
         yield

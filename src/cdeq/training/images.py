@@ -15,7 +15,8 @@ from cdeq.training.draws import numbered_generator
 class ImageBatches:
     """Training batches (x (B, C, H, W), y (B,)), each a function of its number and the seed alone.
 
-    An image comes at most once an epoch, in an order of the epoch's own; those that do not fill a batch are left out.
+    Each epoch has an order of its own, in which an image comes at most once; those that do not fill a batch are
+    left out.
     """
 
     images: Images
@@ -31,7 +32,7 @@ class ImageBatches:
             )
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches in an epoch."""
         return len(self.images) // self.batch
 
     def at(self, update: int) -> tuple[Tensor, Tensor]:
@@ -40,7 +41,7 @@ class ImageBatches:
         chosen = order[place * self.batch : (place + 1) * self.batch]
         pixels = self.images.pixels[chosen]
         if self.augmentation is not None:
-            # Another stream of numbers than the orders of epochs are drawn from.
+            # Not the stream of random numbers that the orders of epochs are drawn from.
             pixels = self.augmentation(pixels, numbered_generator(self.seed + 7919, update))
         return self.standard(pixels), self.images.labels[chosen]
 

@@ -1,4 +1,4 @@
-"""What a run shows: a JSON line every few updates, and a progress bar for those who ask for one."""
+"""What a run shows: a JSON line every few updates, and a progress bar if one is asked for."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
-
 from cdeq.files import atomic_write_text
 
 LOG = "log.jsonl"
 
 
 Progress = Callable[[int, int | None, dict[str, float]], None]
-"""Told now and then how far a run is: how many of how many (None if unknown) are done, and what it measures."""
+"""Called now and then as (done, total, metrics): how far a run is, total None if unknown, and what it measures."""
 
 
 class JsonLines:
-    """A log of one JSON object a line, cut back on resuming to what the checkpoint knows of."""
+    """A log with one JSON object in each line; on resuming it is cut back to where the checkpoint is."""
 
     def __init__(self, path: Path, keep_below: int):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,10 +46,15 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
 class ProgressBar:
     """A bar with the current distance (or loss) and the time left; use it as a context manager.
 
-    It is drawn on standard error, and not at all where that is no terminal.
+    It is drawn on standard error, if that is a terminal.
     """
 
     def __init__(self, title: str):
+        # Here, not above: `import cdeq` would pay for it.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
         console = Console(stderr=True)
         self.bar = RichProgress(
             TextColumn("{task.description}"),
@@ -87,7 +88,7 @@ class ProgressBar:
 
 @contextmanager
 def shown_progress(progress: bool | Progress | None, title: str) -> Iterator[Progress | None]:
-    """Whoever is told of the progress: a bar with this title for True, the function given, or nobody."""
+    """What to call with the progress: a bar with this title for True, the function given, or nothing."""
     if callable(progress):
         yield progress
     elif progress:

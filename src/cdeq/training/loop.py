@@ -1,4 +1,4 @@
-"""The one training loop: teachers and students alike, resumable to the bit, alone or under torchrun."""
+"""The one training loop of teachers and students: resumable to the bit, alone or under torchrun."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def fit(
     """Minimise the objective over `config.updates` updates.
 
     `batch_at(update)` must depend on the number alone; then a run that was cut short goes on from its last
-    checkpoint in `folder` as if nothing had happened. `identity` says what the run is of: a checkpoint of
-    another run is refused. `after_update(update)` comes after each step of the optimizer (an EMA, a projection).
-    `progress`: True draws a bar with the `title` on standard error; or a function that is told.
+    checkpoint in `folder` as if nothing had happened. `identity` says what is trained: a checkpoint with another
+    identity is refused. `after_update(update)` is called after each step of the optimizer (an EMA, a projection).
+    `progress`: True draws a bar with the `title` on standard error; or a function `(done, total, metrics)`.
     """
     weights = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(

@@ -22,6 +22,7 @@ def process_rank() -> tuple[int, int]:
 
 
 def is_main_process() -> bool:
+    """Whether this is the process that writes files; True outside torchrun."""
     return process_rank()[0] == 0
 
 
@@ -55,7 +56,7 @@ def replicate(objective: nn.Module) -> nn.Module:
     """The objective with gradients averaged over the processes; itself if there is one."""
     if process_rank()[1] == 1:
         return objective
-    # Some weights (a history module's, say) take part in only some of the updates.
+    # Some weights, such as those of a history module, take part in only some of the updates.
     return DistributedDataParallel(objective, broadcast_buffers=False, find_unused_parameters=True)
 
 

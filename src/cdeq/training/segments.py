@@ -45,7 +45,7 @@ class CarriedMemory(nn.Module):
 
     @torch.no_grad()
     def keep(self, memory: Memory) -> None:
-        """Take note of what an update leaves."""
+        """Keep what an update leaves."""
         if len(memory) != self.count:
             raise ValueError(f"a memory of {self.count} tensors was expected, not of {len(memory)}")
         for i, (part, new) in enumerate(zip(self._parts(), memory, strict=True)):
@@ -91,7 +91,7 @@ class ExplicitTextObjective(nn.Module):
         self, batch: tuple[Tensor, Tensor], update: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tokens, targets = batch
-        # A run that goes on after a kill meets the dropout masks that it would have met.
+        # A run that is resumed draws the dropout masks that it would have drawn.
         with numbered_draws(self.seed, update):
             features, memory = self.model(tokens, self.carried.at(update) or None)
         self.carried.keep(memory)

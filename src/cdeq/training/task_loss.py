@@ -7,11 +7,10 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional
 
+from cdeq.labels import IGNORED
+
 TaskLoss = Callable[[Tensor, Tensor], Tensor]
 """(output, labels) -> scalar, averaged over the samples."""
-
-IGNORED = -100
-"""The label of what does not count: a node outside the training split, a padded token."""
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:

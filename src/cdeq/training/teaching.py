@@ -26,8 +26,8 @@ from cdeq.training.task_loss import TaskLoss, cross_entropy
 class TeachConfig:
     """How a teacher is trained.
 
-    `depths`: the solver's budget is drawn anew for each update from this range, so that the model is not made
-        for one depth. `penalty`: weight of the Jacobian penalty, which keeps the map a contraction.
+    `depths`: the solver's budget is drawn for each update from this range, so that the model does not fit
+        one depth only. `penalty`: weight of the Jacobian penalty, which keeps the map a contraction.
     `pretrain`: this many first updates are shallow, `pretrain_depth` unrolled steps.
     """
 
@@ -45,7 +45,7 @@ class TeachConfig:
 class TeachingObjective(nn.Module):
     """Task loss at the equilibrium, plus the Jacobian penalty there.
 
-    With `carried` the inputs are the segments of a long text, and a model with memory meets its own.
+    With `carried` the inputs are the segments of a long text, each with the memory that the last one left.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TeachingObjective(nn.Module):
         self.carried = carried
 
     def forward(self, batch: tuple[Any, Tensor], update: int) -> tuple[Tensor, dict[str, Tensor]]:
-        # A run that goes on after a kill meets the dropout masks that it would have met.
+        # A run that is resumed draws the dropout masks that it would have drawn.
         with numbered_draws(self.config.seed, update):
             return self._loss(batch, update)
 
@@ -111,7 +111,7 @@ def teach(
 ) -> None:
     """Train `model` in place on batches (x, y). Resumes from `folder` as `fit` does.
 
-    `data` is a loader, passed over again and again, or a function `batch_at(update)`.
+    `data` is a loader, repeated as often as needed, or a function `batch_at(update)`.
 
     With `carried` the batches are consecutive segments (tokens, targets), and their memory passes through it.
     A model that offers `project()` is projected back onto its well-posed set after each update.

@@ -13,7 +13,7 @@ def augment_endpoints(
     last: int = 2,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Which of z_0 ... z_K are replaced by the endpoint z_K: a mask (K+1,), K = `steps`.
+    """Which of z_0 ... z_K are replaced by the endpoint z_K (paper, eq:traj_aug): a mask (K+1,), K = `steps`.
 
     Lines 7 to 12: each k from k_min = `first` to K - k_tail, k_tail = `last`, both included, is
     replaced with `probability`. So the first `first` and the last `last` states are always kept.

@@ -88,7 +88,7 @@ CAPTURES: dict[str, Capture] = {"full": capture_full, "endpoint": capture_endpoi
 
 
 def measure_residual(model: EquilibriumModel, z: State, context: Context) -> Tensor:
-    """|f(z) - z| / |z| of each sample, (B,), at the cost of one step."""
+    """|f(z) - z| / |z| of each sample, (B,), for one evaluation."""
     layout = StateLayout.of(z, is_batched(model))
     return relative_residual(layout.flatten(z), layout.flatten(model.step(z, context)))
 

@@ -105,7 +105,7 @@ def _kind(value: Any) -> str | None:
 
 
 def _child(name: str, key: str | int) -> str:
-    """Dots separate names, so a dot inside a key is spelt otherwise."""
+    """Dots separate names, so a dot inside a key is escaped."""
     return f"{name}.{str(key).replace('%', '%25').replace('.', '%2E')}"
 
 

@@ -53,7 +53,7 @@ def record(
     carried: bool = False,
     progress: bool | Progress | None = None,
 ) -> TrajectoryStore:
-    """Solve for every batch of `loader` and store the trajectories in `folder`.
+    """Solve for every batch of `loader` and store the trajectories (paper, eq:fp_ode) in `folder`.
 
     `loader`: an iterable of batches. A tuple or list of exactly two elements is (x, y), of exactly
         one is (x,), anything else is x itself: a tensor or a tuple, list or dict of them, nested.
@@ -158,7 +158,7 @@ def _fill(
             captured = capture(model, context, settings)
             _require_finite(captured.tensors["residual"], done - 1)
             if memory is not None:
-                # As it is kept: a run that goes on after a kill knows no other.
+                # As it is stored: a resumed run has no other.
                 rounded = map_state(lambda t: t.to(settings.dtype).to(t.dtype), captured.endpoint)
                 memory = require_memory(model).remember(rounded, context)
             state = {"tuple": captured.is_tuple, "tensors": len(captured.tensors) - 2}

@@ -219,7 +219,7 @@ class TrajectoryBatch:
         return TrajectoryBatch(self._store, self.index - 1, self._rows, self._device, self._dtype)
 
     def part(self, rank: int, world: int) -> TrajectoryBatch:
-        """The `rank`-th of `world` equal runs of samples, for data-parallel training.
+        """The `rank`-th of `world` equal parts of the samples, for data-parallel training.
 
         Cuts the states, the residual, and each tensor of x and y whose first axis has B entries.
         """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from cdeq.data.graphs import Graph
 from cdeq.data.sparse import SparseMatrix
+from cdeq.models.arguments import arguments_of
 from cdeq.models.graph.dropout import checked_probability, drop
 from cdeq.models.graph.sparse import project_features, sparse_product
 from cdeq.models.graph.start import PropagatedStart
@@ -21,17 +22,29 @@ class GraphContext(NamedTuple):
     adjacency: Tensor
 
 
+class GraphSizes(TypedDict):
+    """The arguments that all implicit graph networks take: those of `ImplicitGraphNetwork`."""
+
+    features: int
+    width: NotRequired[int]
+    classes: NotRequired[int]
+    dropout: NotRequired[float]
+
+
 class ImplicitGraphNetwork(nn.Module):
-    """b = A (U Omega^T + bias), a start of zeros and a linear head; the map itself is each network's own."""
+    """b = A (U Omega^T + bias), a start of zeros and a linear head; the map itself is each network's own.
+
+    `dropout` acts in training only, on the features before A spreads them, once for each input, and on the state
+    before the head.
+    """
 
     batched = False
-    config: dict[str, Any]
+    has_bias = True
 
-    def __init__(
-        self, features: int, width: int, classes: int, dropout: float, *, bias: bool = True
-    ):
+    def __init__(self, *, features: int, width: int = 64, classes: int = 10, dropout: float = 0.0):
         super().__init__()
-        self.injection = nn.Linear(features, width, bias=bias)
+        self.config = arguments_of(locals())
+        self.injection = nn.Linear(features, width, bias=self.has_bias)
         self.dropout = checked_probability(dropout)
         self.head = nn.Linear(width, classes)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from cdeq.data.graphs import Graph
-from cdeq.models.arguments import arguments_of
-from cdeq.models.graph.base import GraphContext, ImplicitGraphNetwork
+from cdeq.models.graph.base import GraphContext, GraphSizes, ImplicitGraphNetwork
 from cdeq.models.graph.sparse import sparse_product
 
 DENSE_LIMIT = 5000
@@ -28,24 +27,17 @@ class EIGNN(ImplicitGraphNetwork):
 
     Linear in Z, and well-posed whatever the weights: g(F) has its eigenvalues in [0, 1], a normalised
     adjacency in [-1, 1], and gamma < 1. `step` is one iteration of the first line; `closed_form` solves it
-    directly. `dropout` acts in training only, on the features, once for each input, and on the state before
-    the head.
+    directly. The features are not spread by A before the first step.
     """
 
-    def __init__(
-        self,
-        *,
-        features: int,
-        width: int = 64,
-        classes: int = 10,
-        gamma: float = 0.8,
-        dropout: float = 0.0,
-    ):
-        super().__init__(features, width, classes, dropout, bias=False)
-        self.config = arguments_of(locals())
+    has_bias = False
+
+    def __init__(self, *, gamma: float = 0.8, **sizes: Unpack[GraphSizes]):
+        super().__init__(**sizes)
+        self.config |= {"gamma": gamma}
         if not 0 < gamma < 1:
             raise ValueError(f"gamma must be between 0 and 1, not {gamma}")
-        self.gamma = gamma
+        self.gamma, width = gamma, self.config["width"]
         self.factor = nn.Parameter(torch.randn(width, width) / width**0.5)
 
     def coupling(self) -> Tensor:
@@ -67,7 +59,7 @@ class EIGNN(ImplicitGraphNetwork):
 
         D independent systems, solved together by conjugate gradients until each has a relative residual of
         at most `tol`; a RuntimeError if one has not after `max_iterations`. Without gradient: for one, give
-        the state to `cdeq.gradients.solve` as its start `z0`.
+        the state to `cdeq.solve_with_gradient` as its start `z0`.
         """
         injection, adjacency = self.inject(x)
         eigenvalues, vectors = torch.linalg.eigh(self.coupling())

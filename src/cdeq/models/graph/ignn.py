@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq.models.arguments import arguments_of
-from cdeq.models.graph.base import GraphContext, ImplicitGraphNetwork
+from cdeq.models.graph.base import GraphContext, GraphSizes, ImplicitGraphNetwork
 from cdeq.models.graph.bounds import project_rows_l1
 from cdeq.models.graph.sparse import sparse_product
 from cdeq.models.graph.start import PropagatedStart
@@ -21,28 +21,25 @@ class IGNN(ImplicitGraphNetwork):
     Well-posed by construction: every row of W has l1 norm at most kappa / lambda, kappa < 1, where lambda is
     `spectral_bound`, the largest eigenvalue of |A| (1 for a normalised adjacency; `bounds.perron_frobenius`
     finds that of any other). So Picard converges whatever the weights. `memory` is the share of kappa on W's
-    diagonal at the start of training: how far a node's state first travels. `dropout` acts in training
-    only, on the features before A spreads them, once for each input, and on the state before the head.
+    diagonal at the start of training: how far a node's state first travels.
     """
 
     def __init__(
         self,
         *,
-        features: int,
-        width: int = 64,
-        classes: int = 10,
         kappa: float = 0.95,
         memory: float = 0.8,
-        dropout: float = 0.0,
         spectral_bound: float = 1.0,
+        **sizes: Unpack[GraphSizes],
     ):
-        super().__init__(features, width, classes, dropout)
-        self.config = arguments_of(locals())
+        super().__init__(**sizes)
+        self.config |= {"kappa": kappa, "memory": memory, "spectral_bound": spectral_bound}
         if not 0 < kappa < 1:
             raise ValueError(f"kappa must be between 0 and 1, not {kappa}")
         if not 0 < spectral_bound < math.inf:
             raise ValueError(f"spectral_bound must be positive and finite, not {spectral_bound}")
         self.radius = kappa / spectral_bound
+        width = self.config["width"]
         noise = torch.randn(width, width)
         noise = noise / noise.abs().sum(dim=1, keepdim=True)
         self.weight = nn.Parameter(self.radius * (memory * torch.eye(width) + (1 - memory) * noise))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq.models.arguments import arguments_of
-from cdeq.models.graph.base import GraphContext, ImplicitGraphNetwork
+from cdeq.models.graph.base import GraphContext, GraphSizes, ImplicitGraphNetwork
 from cdeq.models.graph.sparse import sparse_product
 
 NEGATIVE_SHARE = 0.2
@@ -33,8 +33,7 @@ class MIGNN(ImplicitGraphNetwork):
 
     A sweep takes one product with A, as one evaluation of the first line does, so a step counts as `sweeps`
     evaluations: `Solution.evaluations` times `model.sweeps`. The method's own solver is
-    `cdeq.solvers.Anderson(window=5, mixing=0.5)`. `dropout` acts in training only, on the features before A
-    spreads them, once for each input, and on the state before the head.
+    `cdeq.solvers.Anderson(window=5, mixing=0.5)`.
     """
 
     signs: Tensor
@@ -42,21 +41,19 @@ class MIGNN(ImplicitGraphNetwork):
     def __init__(
         self,
         *,
-        features: int,
-        width: int = 64,
-        classes: int = 10,
         kappa: float = 0.9,
         alpha: float = 1.0,
         sweeps: int = 1,
-        dropout: float = 0.0,
+        **sizes: Unpack[GraphSizes],
     ):
-        super().__init__(features, width, classes, dropout)
-        self.config = arguments_of(locals())
+        super().__init__(**sizes)
+        self.config |= {"kappa": kappa, "alpha": alpha, "sweeps": sweeps}
         if not 0 < kappa < 1:
             raise ValueError(f"kappa must be between 0 and 1, not {kappa}")
         if not 0 < alpha < math.inf:
             raise ValueError(f"alpha must be positive and finite, not {alpha}")
         self.kappa, self.alpha, self.sweeps = kappa, alpha, _checked_sweeps(sweeps)
+        width = self.config["width"]
         self.free = nn.Parameter(torch.empty(width, width).uniform_(-1, 1) / width**0.5)
         self.mu = nn.Parameter(torch.ones(1))
         signs = torch.ones(width)

@@ -40,8 +40,8 @@ class HyperDEQ(LearnedSolver):
     the tuple of their D_i: all parts of a sample are mixed with the same weights. `initial` is h, from a context
     to such a state; `ConvolutionalStart` is the published one for texts. Being a module, it is not in `config`.
 
-    The weights of a sample depend on all its positions, as those of Anderson acceleration do: short of the
-    equilibrium, a text's earlier tokens learn a little of the later ones from them.
+    The weights of a sample depend on all its positions, as those of Anderson acceleration do: before the
+    equilibrium is reached, the state of a token therefore depends slightly on later tokens.
     """
 
     predictor: StateMixing
@@ -92,7 +92,7 @@ class StateMixing(MixingNetwork):
     The direction of the residual is projected and its size goes beside it, because sizes fall by
     orders of magnitude on the way to the equilibrium and directions do not. At z = 0 the relative
     size is taken to be 1. A state of one tensor has one part, i = 0. Of several, each part r_i has an rms and a
-    projection of its own, so that a scale of few or small numbers is heard as well as the others; |r| and
+    projection of its own, so that a scale of few or small numbers counts as much as the others; |r| and
     |z| are of the whole state.
     """
 

@@ -43,7 +43,7 @@ class DEQTransformer(nn.Module):
     u = Linear(embedding) is added to queries, keys and values. Layer norms have no weights; all products of the
     block have normalised weights. Two choices are not DEQ-Transformer's: `keep` below 1 damps the map, and
     `direct` injects the embedding into the residual stream too (r above; 0 without it). A model with either learns
-    faster and settles sooner, so that there is less to distil.
+    faster and converges sooner, so that there is less to distil.
 
     Keys and values of the memory and keys of distances do not change during a solve: `inject` makes them.
     `memory` is how many tokens are remembered. The readout gives features (B, L, D), which `words.nll` scores
@@ -196,7 +196,7 @@ class DEQTransformer(nn.Module):
 class SegmentStart(WindowStart):
     """A convolution over what the input adds to the values of a token and of those before it.
 
-    The memory has what was added to earlier tokens, so that a text cut anywhere starts alike.
+    The memory has what was added to earlier tokens, so that a text starts the same wherever it is cut.
     """
 
     def forward(self, context: SegmentContext) -> Tensor:

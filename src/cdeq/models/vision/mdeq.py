@@ -22,7 +22,7 @@ States = tuple[Tensor, ...]
 
 
 class MDEQ(nn.Module):
-    """f: a residual block a branch, then every branch hears every other.
+    """f: a residual block for each branch, then every branch receives from every other.
 
     y_i = GN(relu(keep z_i + GN(conv(relu(GN(conv(z_i)))) + u_i))), the middle `expand` times as wide; u_0 is the
     stem's output, u_i = 0 below. f_i = GN(conv1(relu(sum_j F_ji(y_j)))): F_ji is the identity for j = i, strided
@@ -93,7 +93,7 @@ class MDEQ(nn.Module):
         self.head = Head(channels, head, final, classes)
 
     def inject(self, x: Tensor) -> States:
-        """Images (B, in_channels, ., .) to u_0 (B, C_0, H, W), and in training a mask (B, ., 1, 1) a branch."""
+        """Images (B, in_channels, ., .) to u_0 (B, C_0, H, W), and in training a mask (B, ., 1, 1) for each branch."""
         fits = x.ndim == 4 and x.shape[1] == self.config["in_channels"]
         if not fits or x.shape[2] % self.shrinks or x.shape[3] % self.shrinks:
             raise ValueError(

@@ -1,0 +1,130 @@
+"""The commands `cdeq reproduce` and `cdeq report`; the library's command line finds them here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+
+from cdeq.cli import check_counts, wide_console
+from cdeq_experiments.options import ExperimentError, Options, silent
+
+Tables = Literal["table1", "table2", "table3", "inductive", "teachers"]
+Figures = Literal["residuals", "cost", "overhead", "certified"]
+Paper = Literal[
+    "solvers", "history", "lambdas", "modules", "window", "gamma-rho", "beta", "time-map"
+]
+Ablations = Literal[Paper, "recipe", "updates"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce:
+    """Run one of the paper's tables, with ours beside it, and write it as JSON, Markdown and PNG.
+
+    Work that was done before is not done again; a run that was cut short is resumed.
+    """
+
+    experiment: tyro.conf.Positional[Literal[Tables, Figures, Ablations, "all"]]
+    """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes), teachers (of graphs), a
+    figure or an ablation by name (docs/reproducing.md says what each is), or all of them."""
+    scale: Literal["tiny", "small", "paper"] = "small"
+    """tiny: embedded data, a minute; small: real data, one to two hours for a table on two cores; paper: the
+    published sizes, as configurations that were not run in full."""
+    data_dir: Path | None = None
+    """Where the data sets are; default: the environment variable CDEQ_DATA, then the user's cache folder."""
+    out: Path | None = None
+    """Where the pages go; default results/<scale>."""
+    runs: Path = Path("runs/experiments")
+    """Where trainings and measurements are kept."""
+    seeds: int | None = None
+    """How many seeds, from 0 on; default 3, at the scale tiny 1."""
+    only: tuple[str, ...] = ()
+    """Names of data sets, or kinds of data (text, images, graph), to run only these."""
+    jobs: int | None = None
+    """How many jobs (a model to train and score) are done at a time, each in a process of its own; default 1, for all
+    at the scale tiny as many as there are cores. Copies of one command, as torchrun starts them, share the jobs."""
+    threads: int | None = None
+    """Threads that each process computes with; default: as many as torch chooses, divided among them."""
+
+    def __post_init__(self) -> None:
+        check_counts(threads=self.threads, seeds=self.seeds, jobs=self.jobs)
+
+    @property
+    def processes(self) -> int:
+        """Jobs of the tiny scale are too small for more than a thread each."""
+        many = (self.experiment, self.scale) == ("all", "tiny")
+        return self.jobs or ((os.cpu_count() or 1) if many else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Put everything that was reproduced on one page, report.html, that opens from disk."""
+
+    results: Path = Path("results/small")
+    """The folder that `cdeq reproduce` wrote to."""
+    out: Path | None = None
+    """Where the page goes; default report.html in that folder."""
+
+
+def reproduce(options: Reproduce) -> int:
+    whole = options.experiment == "all"
+    if whole and options.only:
+        raise ExperimentError("--only differs from experiment to experiment: name one of them")
+    from cdeq_experiments.jobs import copies
+    from cdeq_experiments.pages import show
+    from cdeq_experiments.registry import EXPERIMENTS, require_data
+
+    rank, count = copies()
+    if count > 1 and options.jobs is not None:
+        raise ExperimentError("torchrun says how many processes there are: leave --jobs out")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    console, began, leads = wide_console(120), time.perf_counter(), rank == 0
+    out = options.out or Path("results") / options.scale
+    given = Options(
+        scale=options.scale,
+        data=options.data_dir,
+        runs=options.runs,
+        out=out,
+        seeds=options.seeds or (1 if options.scale == "tiny" else 3),
+        only=options.only,
+        jobs=1 if count > 1 else options.processes,
+        threads=options.threads,
+        leads=leads,
+        progress=count == 1 and options.processes == 1,
+        say=(lambda line: console.print(line, highlight=False)) if leads else silent,
+    )
+    if whole:
+        require_data(given)
+    for name in EXPERIMENTS if whole else (options.experiment,):
+        torch.manual_seed(0)
+        results = EXPERIMENTS[name].run(given)
+        if leads:
+            show(console, results)
+            console.print(f"Read {out / name}.md", highlight=False)
+    given.say(f"{time.perf_counter() - began:.0f} seconds in all.")
+    if whole:
+        given.say(f"cdeq report --results {out} puts it on one page.")
+    return 0
+
+
+def report(options: Report) -> int:
+    from cdeq_experiments.pages import write_report
+    from cdeq_experiments.registry import EXPERIMENTS
+
+    path = options.out or options.results / "report.html"
+    print(write_report(options.results, path, order=tuple(EXPERIMENTS)))
+    return 0
+
+
+COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
+    "reproduce": (Reproduce, reproduce),
+    "report": (Report, report),
+}
+"""For each command its options and what it runs."""

@@ -1,0 +1,109 @@
+"""Jobs: one after another, in several processes, or shared by several copies of one command.
+
+All three are the same walk over the same list: a process that finds the run of a job free does it, one that finds it
+locked goes on to the next. At the end each waits for what the others are still doing, so that later jobs may rely on
+it. So the copies that torchrun starts, on one machine or on several with a common folder, share the work, and so do
+two shells with the same command.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import active_children, get_context, parent_process
+from typing import Any
+
+import torch
+
+from cdeq_experiments.options import ExperimentError, Options
+from cdeq_experiments.runs import Run
+
+
+@dataclass(frozen=True)
+class Job:
+    """A measurement: `work()` gives plain JSON, and can be sent to another process; `run` keeps it."""
+
+    title: str
+    run: Run
+    work: Callable[[], Any]
+
+
+def run_jobs(jobs: Sequence[Job], options: Options, *, alone: bool = False) -> list[Any]:
+    """The results of all jobs, in order.
+
+    `alone`: nothing else may run at the same time, since seconds are measured. The first copy of the command does
+    them one after another, and the others wait.
+    """
+    if alone and not options.leads:
+        return [job.run.awaited() for job in jobs]
+    missing = [job for job in jobs if not job.run.done]
+    if alone or min(options.jobs, len(missing)) <= 1:
+        walk(missing, options)
+    else:
+        _walk_in_processes(missing, options)
+    return [job.run.read() for job in jobs]
+
+
+def walk(jobs: Sequence[Job], options: Options) -> None:
+    """Do every job that is not done, and wait for those that other processes are doing."""
+    held = []
+    for job in jobs:
+        if job.run.attempt(job.work):
+            options.say(f"{job.title}: done")
+        else:
+            held.append(job)
+    for job in held:
+        job.run.result(job.work)  # if the other process has failed, it is done here
+
+
+def _walk_in_processes(jobs: Sequence[Job], options: Options) -> None:
+    """`options.jobs` processes, each of which walks over all jobs."""
+    count, left, before = min(options.jobs, len(jobs)), list(jobs), set(active_children())
+    threads = options.threads or max(1, torch.get_num_threads() // options.jobs)
+    spawn = get_context("spawn")
+    pool = ProcessPoolExecutor(count, spawn, initializer=_begin_worker, initargs=(threads,))
+    try:
+        futures = [pool.submit(walk, jobs, options) for _ in range(count)]
+        while futures:
+            done, running = wait(futures, timeout=0.5, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()  # an error there is an error here
+            for job in [job for job in left if job.run.done]:
+                left.remove(job)
+                options.say(f"{job.title}: done")
+            futures = list(running)
+    except BrokenProcessPool as error:
+        raise ExperimentError(
+            "a process that worked on a job was killed, perhaps because memory ran out: the same command resumes, "
+            "with fewer --jobs if so"
+        ) from error
+    except BaseException:
+        # What the others have done is in their checkpoints: the error should not wait for them to finish.
+        for child in set(active_children()) - before:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin_worker(threads: int) -> None:
+    """A process that ends when the one that started it does, even if that one was killed."""
+    torch.set_num_threads(threads)
+    parent = parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def copies() -> tuple[int, int]:
+    """Which copy of the command this is, and how many torchrun started; (0, 1) without it."""
+    found = os.environ
+    return (int(found["RANK"]), int(found["WORLD_SIZE"])) if "RANK" in found else (0, 1)

@@ -1,0 +1,30 @@
+"""What can be reproduced, by name: the paper's tables and figures, and ours."""
+
+from __future__ import annotations
+
+from cdeq_experiments.ablations import ABLATIONS
+from cdeq_experiments.configs import table_configs
+from cdeq_experiments.configs.base import KINDS
+from cdeq_experiments.figures import FIGURES
+from cdeq_experiments.inductive import INDUCTIVE
+from cdeq_experiments.options import Options
+from cdeq_experiments.suites import make_suites
+from cdeq_experiments.tables import TABLES, Experiment
+from cdeq_experiments.teachers import TEACHERS
+
+RESIDUALS, *REST = FIGURES
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        *(*TABLES, INDUCTIVE, TEACHERS, RESIDUALS),
+        *(ablation.experiment() for ablation in ABLATIONS),
+        *REST,
+    )
+}
+"""In the order in which `all` does them."""
+
+
+def require_data(options: Options) -> None:
+    """Refuse at once, not after hours, what `all` has no data for."""
+    for kind in KINDS:
+        make_suites(table_configs(kind, options.scale), options)

@@ -1,0 +1,418 @@
+"""A suite: one data set with its teacher, its students and its rivals, trained once and kept.
+
+Text, images and graphs fill in `Suite`: what their data are, and how an answer on them is scored and timed. How
+everything is trained, recorded and kept is the same for all of them, and is here.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from cdeq import evaluation
+from cdeq.consistency import Student, distill
+from cdeq.equilibrium.states import State
+from cdeq.evaluation import SOLVERS, Explicit, Method, Metric, Quality, Training
+from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
+from cdeq.solvers import Anderson, solve_model
+from cdeq.training import FitConfig, TeachConfig, fit, teach
+from cdeq.training.log import Progress
+from cdeq.training.segments import CarriedMemory
+from cdeq.training.task_loss import TaskLoss, cross_entropy
+from cdeq.trajectories import TrajectoryStore, record
+from cdeq_experiments.configs.base import (
+    StudentConfig,
+    SuiteConfig,
+    TeacherConfig,
+    few_step_teaching,
+)
+from cdeq_experiments.jobs import Job
+from cdeq_experiments.options import Options
+from cdeq_experiments.runs import Run
+from cdeq_experiments.suites.states import KeptStates, keep_state
+
+Model = Any
+"""A module; of those with an equilibrium, one that keeps the contract."""
+Batch = tuple[Any, Tensor]
+Key = dict[str, Any]
+"""What something depends on: its run is kept under the hash of it."""
+Keep = Callable[[int, State], None]
+"""Given the number of a test batch and its state."""
+Built = TypeVar("Built")
+
+SAVED, RECORDED = "student", "trajectories"
+"""Folders inside that of a run: the finished student; what was recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What a suite reads: training batches by number, the others once, in order; `valid` may be empty.
+
+    `digest` changes with the data; `sizes` are arguments of all models that the data give.
+    """
+
+    digest: str
+    sizes: dict[str, int]
+    batch_at: Callable[[int], Batch]
+    valid: Callable[[], Iterable[Batch]]
+    test: Callable[[], Iterable[Batch]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite(ABC):
+    """A data set at work. The teacher, and the split of a graph, have the seed `teacher_seed`; students `seeds`."""
+
+    config: SuiteConfig
+    options: Options
+    teacher_seed: int = 0
+    seeds: tuple[int, ...] = (0,)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As it is sent to another process: without what was read or trained."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    # What a kind of data fills in: the data.
+
+    @abstractmethod
+    def require_data(self) -> None:
+        """Refuse, by name, data whose files are not there; nothing is read."""
+
+    @abstractmethod
+    def open_data(self) -> Data: ...
+
+    @property
+    @abstractmethod
+    def metrics(self) -> dict[str, Metric]:
+        """By their names in a row: `metric`, and `top5` where there is one."""
+
+    def recorded_batches(self, mode: str, inputs: str) -> Iterable[Batch]:
+        """What is distilled from: the first training batches, as many as the configuration of the mode says."""
+        return map(self.data.batch_at, range(self.config.recording[mode].batches or 0))
+
+    # What a kind of data fills in: its models.
+
+    def task_loss(self, model: Model) -> TaskLoss:
+        return cross_entropy
+
+    def carried_memory(self, model: Model) -> CarriedMemory | None:
+        """What an update leaves for the next one, where batches follow on each other."""
+        return None
+
+    @abstractmethod
+    def explicit_objective(self, model: Model) -> nn.Module:
+        """What the training of an explicit model minimises."""
+
+    @abstractmethod
+    def build_learned_solver(self, teacher: Model) -> LearnedSolver: ...
+
+    # What a kind of data fills in: scores and seconds.
+
+    @torch.no_grad()
+    def converge(
+        self, model: Model, batches: Iterable[Batch], tol: float, keep: Keep | None = None
+    ) -> dict[str, Any]:
+        """Metrics, mean steps and mean residual where `tol` is met; `keep` is given every state.
+
+        States that are kept are solved on, where the reference is not exact enough.
+        """
+        limits, steps, residuals = self.config.tolerances, [], []
+        parts: dict[str, list[tuple[float, int]]] = {name: [] for name in self.metrics}
+        for number, (x, y) in enumerate(batches):
+            context = model.inject(x)
+            solve = partial(solve_model, model, context, Anderson(), max_steps=limits.max_steps)
+            found = solve(tol=tol)
+            output = model.readout(found.state, context)
+            for name, metric in self.metrics.items():
+                parts[name].append(metric.part(output, y))
+            steps.append(found.steps.double())
+            residuals.append(found.residual.double())
+            if keep is not None:
+                exact = limits.exact
+                keep(number, (solve(tol=exact, z0=found.state) if exact else found).state)
+        scores = {name: metric.score(parts[name]) for name, metric in self.metrics.items()}
+        mean = {"steps": float(torch.cat(steps).mean())}
+        return {**scores, **mean, "residual": float(torch.cat(residuals).mean())}
+
+    def score_method(
+        self, method: Method, model: Model, equilibria: Any, counts: tuple[int, ...], told: Any
+    ) -> dict[int, Quality]:
+        """Scores on the test data at each count; without equilibria no distances."""
+        data, metrics = list(self.data.test()), self.metrics
+        given = (method, model, data, equilibria, metrics["metric"], counts)
+        return evaluation.measure_quality(*given, top5=metrics.get("top5"), progress=told)
+
+    @torch.no_grad()
+    def score_explicit(self, model: Callable[[Any], Tensor]) -> dict[str, Any]:
+        """Metrics, on the test data, of a model that gives outputs."""
+        outputs = [(model(x), y) for x, y in self.data.test()]
+        return {
+            name: metric.score([metric.part(*pair) for pair in outputs])
+            for name, metric in self.metrics.items()
+        }
+
+    @abstractmethod
+    def probes(self, teacher: Model) -> Iterator[Any]:
+        """Some test inputs, on which residuals are measured."""
+
+    def certified_input(self, teacher: Model) -> Any:
+        """The test input that certified solving is shown on."""
+        return list(self.probes(teacher))[-1]
+
+    @abstractmethod
+    def timed_input(self) -> Any:
+        """What all methods are timed on."""
+
+    def finish(self, model: Model, output: Tensor, x: Any) -> Tensor:
+        """From an output to what a score takes; its seconds count."""
+        return output
+
+    def explicit_output(self, model: Model) -> Callable[[Any], Tensor]:
+        """The way of an explicit model from an input to its output."""
+        return model
+
+    def publish(self) -> str | None:
+        """Keep what users of the trained models need; a line about it."""
+        return None
+
+    # The rest is the same for every kind of data.
+
+    @property
+    def title(self) -> str:
+        seed = f", seed {self.teacher_seed}" if self.config.seeded_teacher else ""
+        return self.config.title + seed
+
+    @cached_property
+    def data(self) -> Data:
+        return self.open_data()
+
+    @property
+    def data_key(self) -> Key:
+        """What everything depends on."""
+        return {"data": self.config.data, "digest": self.data.digest, "seed": self.teacher_seed}
+
+    def run(self, name: str, key: Key) -> Run:
+        return Run.of(self.options.runs, f"{self.config.name}-{name}", key)
+
+    def train(self, run: Run, title: str, work: Callable[[Progress], object]) -> Training:
+        """A training with its bar."""
+        with self.options.bar(f"{self.title}: {title}") as bar:
+            return run.train(bar, work)
+
+    # Equilibrium models.
+
+    @cached_property
+    def teacher(self) -> Model:
+        """The teacher, trained now or before."""
+        return self.train_equilibrium_model("teacher", self.config.teacher)[0]
+
+    def model_key(self, config: TeacherConfig) -> Key:
+        """What an equilibrium model depends on."""
+        return self._stages(config)[-1][1]
+
+    @property
+    def teacher_key(self) -> Key:
+        return self.model_key(self.config.teacher)
+
+    def few_step_config(self, steps: int) -> TeacherConfig:
+        """The teacher's model, trained on from its shallow training to be good after `steps` Picard steps."""
+        assert self.config.few_step is not None
+        teaching = few_step_teaching(self.config.few_step, steps)
+        return replace(self.config.teacher, teaching=teaching)
+
+    def _stages(self, config: TeacherConfig) -> list[tuple[str, Key]]:
+        """The stages of a training, each with what it depends on; the last has the model's name."""
+        key = {**self.data_key, "model": config.model, "arguments": config.arguments}
+        both = [("pretraining", config.pretraining), ("", config.teaching)]
+        named = [(name, replace(how, seed=self.teacher_seed)) for name, how in both if how]
+        return [
+            (name, {**key, "stages": [how for _, how in named[: i + 1]]})
+            for i, (name, _) in enumerate(named)
+        ]
+
+    def train_equilibrium_model(self, name: str, config: TeacherConfig) -> tuple[Model, Training]:
+        """Built with the teacher's seed; shallow first, if so asked, whose seconds are included."""
+        model: Model = build_seeded(lambda: config.build(**self.data.sizes), self.teacher_seed)
+        training = Training()
+        for stage, key in self._stages(config):
+            run, before = self.run(stage or name, key), training.seconds
+            teaching = partial(self._teach, model, key["stages"][-1], run)
+            training = self.train(run, f"{name} {stage}", teaching).after(before)
+        return model.requires_grad_(False), training
+
+    def _teach(self, model: Model, config: TeachConfig, run: Run, told: Progress) -> None:
+        teach(
+            model,
+            self.data.batch_at,
+            config,
+            task_loss=self.task_loss(model),
+            carried=self.carried_memory(model),
+            folder=run.folder,
+            identity={"teach": repr(config), "model": model.config},
+            progress=told,
+        )
+
+    def equilibria(self, name: str = "teacher", config: TeacherConfig | None = None) -> Job:
+        """A model converged on the test data, the teacher unless said: its states are kept, and what they score."""
+        config = config or self.config.teacher
+        limits = replace(self.config.tolerances, everyday=None)
+        run = self.run("equilibria", {**self.model_key(config), "tolerances": limits})
+        return Job(f"{self.title}: {config.title}", run, partial(self._solve, run, name, config))
+
+    def _solve(self, run: Run, name: str, config: TeacherConfig) -> dict[str, Any]:
+        model, training = self.train_equilibrium_model(name, config)
+        tol, keep = self.config.tolerances.reference, partial(keep_state, run.folder)
+        found = self.converge(model, self.data.test(), tol, keep)
+        about = {"parameters": evaluation.parameter_count(model), "seconds": training.seconds}
+        return {**found, **about, **evaluation.provenance()}
+
+    def find_equilibria(self, *which: Any) -> KeptStates:
+        """The states of a model on the test data, solved now or before."""
+        job = self.equilibria(*which)
+        job.run.result(job.work)
+        return KeptStates(job.run.folder)
+
+    # Students and learned solvers.
+
+    def recording(self, mode: str, solver: str = "anderson", inputs: str = "training") -> Job:
+        """The teacher's equilibria, or all its states, on some of the training data."""
+        how = {"mode": mode, "how": self.config.recording[mode], "solver": SOLVERS[solver]}
+        run = self.run("record", {**self.teacher_key, **how, "inputs": inputs})
+        title = f"{self.title}: record ({mode}, {solver}, {inputs})"
+        return Job(title, run, partial(self._record, run, mode, solver, inputs))
+
+    def _record(self, run: Run, mode: str, solver: str, inputs: str) -> dict[str, float]:
+        teacher, began = self.teacher, time.perf_counter()
+        with self.options.bar(f"{self.title}: record ({mode}, {solver})") as bar:
+            record(
+                teacher,
+                self.recorded_batches(mode, inputs),
+                run.folder / RECORDED,
+                solver=SOLVERS[solver],
+                max_steps=self.config.recording[mode].max_steps,
+                mode=mode,
+                carried=self.carried_memory(teacher) is not None,
+                progress=bar,
+            )
+        return {"seconds": time.perf_counter() - began}
+
+    def record(self, *how: str) -> tuple[TrajectoryStore, float]:
+        """What students learn from, recorded now or before, and the seconds it took."""
+        job = self.recording(*how)
+        seconds = job.run.result(job.work)["seconds"]
+        return TrajectoryStore.open(job.run.folder / RECORDED), seconds
+
+    def student_run(self, config: StudentConfig, seed: int) -> Run:
+        """The training of a student; the clock it is used with takes no part in it."""
+        recipe, trained = config.resolve(), replace(config, changes={}, clock=None, once=False)
+        key = {"recipe": recipe, "config": trained, "student_seed": seed}
+        key |= {"recording": self.config.recording[recipe.store_mode]}
+        return self.run(config.recipe, {**self.teacher_key, **key})
+
+    def train_student(self, config: StudentConfig, seed: int) -> tuple[Student, Training]:
+        """A student, trained now or before; its seconds include the recording it learns from."""
+        mode, run = config.resolve().store_mode, self.student_run(config, seed)
+        store, before = self.record(mode, config.solver, config.inputs)
+
+        def work(told: Progress) -> None:
+            if (run.folder / SAVED).exists():
+                return
+            student = distill(
+                self.teacher,
+                store,
+                recipe=config.resolve(),
+                fit=config.fit,
+                folder=run.folder,
+                task_loss=self.task_loss(self.teacher),
+                seed=seed,
+                progress=told,
+            )
+            if config.calibrated_steps is not None:
+                batches = self.recorded_batches(mode, config.inputs)
+                student.calibrate(batches, steps=config.calibrated_steps)
+            student.save(run.folder / SAVED)
+
+        training = self.train(run, f"distil {config.recipe}, seed {seed}", work)
+        student = Student.load(run.folder / SAVED)
+        if config.clock is not None:
+            student.recipe = replace(student.recipe, decay=config.clock)
+        return student, training.after(before)
+
+    def learned_solver_key(self, seed: int) -> Key:
+        how = {"how": self.config.learned_solver, "recording": self.config.recording["endpoint"]}
+        return {**self.teacher_key, **how, "solver_seed": seed}
+
+    def train_learned_solver(self, seed: int) -> tuple[LearnedSolver, Training]:
+        """HyperDEQ or IGNN-Solver for the teacher, on the equilibria that its students learn from."""
+        config, teacher = self.config.learned_solver, self.teacher
+        assert config is not None
+        store, before = self.record("endpoint")
+        batches = list(store) if len(store) == 1 else store  # a graph is read only once
+        solver = build_seeded(lambda: self.build_learned_solver(teacher), seed)
+        weights = SolverLossWeights(anneal=config.fit.updates)
+        objective = SolverObjective(solver, teacher, config.depth, weights)
+        run = self.run(config.name, self.learned_solver_key(seed))
+        identity = {"solver": solver.config, "depth": config.depth, "seed": seed}
+        draw = lambda update: batches[update % len(batches)]  # noqa: E731
+        training = self._fit(run, config.name, objective, draw, config.fit, identity)
+        return solver.eval().requires_grad_(False), training.after(before)
+
+    # Explicit models.
+
+    def explicit_key(self, name: str) -> Key:
+        return {**self.data_key, "model": self.config.explicit[name]}
+
+    def train_explicit(self, name: str) -> tuple[Model, Training]:
+        """An explicit model on the same training data."""
+        config, run = self.config.explicit[name], self.run(name, self.explicit_key(name))
+        model: Model = build_seeded(lambda: config.build(**self.data.sizes), self.teacher_seed)
+        objective, identity = (
+            self.explicit_objective(model),
+            {"model": name, "config": model.config},
+        )
+        training = self._fit(run, name, objective, self.data.batch_at, config.fit, identity)
+        return model.eval().requires_grad_(False), training
+
+    def _fit(
+        self,
+        run: Run,
+        title: str,
+        objective: nn.Module,
+        data: Any,
+        config: FitConfig,
+        identity: Key,
+    ) -> Training:
+        given: dict[str, Any] = {"folder": run.folder, "identity": identity}
+        work = partial(fit, objective.train(), data, config, **given)
+        return self.train(run, title, lambda told: work(progress=told))
+
+    # What is timed.
+
+    def timed_method(self, method: Method, model: Model) -> Method:
+        """The method from an input to what a score takes."""
+        output = method.output
+        return replace(method, output=lambda x, k: self.finish(model, output(x, k), x))
+
+    def timed_output(self, model: Model, output: Callable[[Any], Tensor]) -> Explicit:
+        """The same of a model without steps."""
+        count = evaluation.parameter_count(model)
+        return Explicit(output=lambda x: self.finish(model, output(x), x), parameters=count)
+
+    def everyday_output(self, x: Any) -> Tensor:
+        """The teacher's output under its own solver, at the tolerance of everyday use."""
+        limits, teacher, context = self.config.tolerances, self.teacher, self.teacher.inject(x)
+        given: dict[str, Any] = {"tol": limits.everyday, "max_steps": limits.max_steps}
+        return teacher.readout(solve_model(teacher, context, Anderson(), **given).state, context)
+
+
+def build_seeded(build: Callable[[], Built], seed: int) -> Built:
+    """What `build()` makes with the random numbers of a seed; the caller's stay as they were."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build()

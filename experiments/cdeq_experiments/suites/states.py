@@ -1,0 +1,38 @@
+"""A converged model's states on the test data: one file for each batch, read when it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cdeq.equilibrium.states import State, tensors_of
+
+NAME = "equilibrium-{:06d}.safetensors"
+PLAIN = "state"
+"""The name of the tensor of a state that is not a tuple; those of a tuple are numbered."""
+
+
+def keep_state(folder: Path, number: int, state: State) -> None:
+    """Write the state of a test batch."""
+    names = [PLAIN] if isinstance(state, Tensor) else map(str, range(len(state)))
+    parts = dict(zip(names, tensors_of(state), strict=True))
+    save_file(
+        {name: part.contiguous() for name, part in parts.items()}, folder / NAME.format(number)
+    )
+
+
+class KeptStates:
+    """The states that `keep_state` wrote to a folder, by the number of their batch."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __getitem__(self, number: int) -> State:
+        parts = load_file(self.folder / NAME.format(number))
+        return (
+            parts[PLAIN]
+            if PLAIN in parts
+            else tuple(parts[name] for name in sorted(parts, key=int))
+        )

@@ -1,0 +1,152 @@
+"""The walks of CONTRIBUTING.md: the files they name are there, and their code does what they say."""
+
+import re
+import textwrap
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+import cdeq
+from builders import options
+from cdeq import solvers
+from cdeq.evaluation import methods
+from problems import PROBLEMS
+from teachers import Tanh, inputs, untrained
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+WALKS = {part.splitlines()[0]: part for part in PAGE.split("\n## ")[1:]}
+NEW = re.compile(r"\b(NAME|KIND)\b")
+
+
+def code(walk):
+    """The Python of a walk, without the indentation of its list."""
+    return [textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", walk, re.DOTALL)]
+
+
+def test_there_are_five_walks():
+    assert list(WALKS) == [
+        "Add a solver",
+        "Add a teacher",
+        "Add a field to the recipe",
+        "Add an ablation",
+        "Add a data set",
+    ]
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_walk_is_a_list_of_files_that_are_there(name):
+    items = re.findall(r"^(\d)\. ", WALKS[name], re.MULTILINE)
+    assert items == [str(number) for number in range(1, len(items) + 1)]
+    named = re.findall(r"`((?:src|tests|docs|experiments)/[\w./-]*)`", WALKS[name], re.IGNORECASE)
+    assert len(named) >= 5
+    for path in named:
+        place = ROOT / path.split(NEW.search(path)[0])[0] if NEW.search(path) else ROOT / path
+        assert place.exists(), path
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_files_named_beside_another_are_there(name):
+    for first, others in re.findall(r"`(\S+/)\w+\.py`((?:, | or |`\w+\.py`)+) beside", WALKS[name]):
+        for other in re.findall(r"`(\w+\.py)`", others):
+            assert (ROOT / first / other).exists(), other
+
+
+def test_the_make_commands_exist():
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"^    make (\w+)", PAGE, re.MULTILINE)) <= set(targets)
+
+
+# A solver.
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """The walk's solver, registered as it says."""
+    exec(code(WALKS["Add a solver"])[0], names := {"__name__": "toy"})
+    monkeypatch.setitem(solvers.SOLVERS, "heavy_ball", names["HeavyBall"])
+    monkeypatch.setitem(methods.SOLVERS, "heavy_ball", names["HeavyBall"]())
+    return names["HeavyBall"]
+
+
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p != "rotation"])
+def test_the_solver_of_the_walk_solves(toy, problem):
+    known = PROBLEMS[problem](torch.float64)
+    solution = solvers.solve(
+        known.f, known.z0, solvers.SOLVERS["heavy_ball"](), max_steps=200, batched=known.batched
+    )
+    assert solution.converged.all()
+
+
+def test_the_solver_of_the_walk_is_compared_with_the_others(toy):
+    found = cdeq.evaluate(Tanh(), [inputs()], steps=(1, 3), repeats=1)
+    assert {row.method for row in found.rows} == {"picard", "anderson", "broyden", "heavy_ball"}
+
+
+# A recipe field.
+
+
+def test_every_field_is_described_and_checked():
+    for name in {field.name for field in fields(cdeq.Recipe)} - {"name"}:
+        assert f"`{name}`" in cdeq.Recipe.__doc__, name
+        with pytest.raises(cdeq.RecipeError, match=name):
+            cdeq.Recipe.from_name("paper", **{name: "nonsense"})
+
+
+# An ablation and a data set, which need the experiments.
+
+
+@pytest.fixture
+def experiments():
+    return pytest.importorskip("cdeq_experiments")
+
+
+def test_the_ablation_of_the_walk_builds_its_students(experiments, tmp_path, monkeypatch):
+    from cdeq_experiments import ablations, tables
+    from cdeq_experiments.entries import entries_of
+    from cdeq_experiments.suites import make_suites
+
+    exec(code(WALKS["Add an ablation"])[0], names := dict(vars(ablations)))
+    ablation = names["EMA"]
+    monkeypatch.setitem(tables.NOTES, "ema", {"title": "Rate of the EMA", "notes": []})
+    (config,) = ablation.configs("tiny")
+    rates = {name: student.resolve().ema for name, student in config.students.items()}
+    assert rates == {"ema = 0.9": 0.9, "ema = 0.95": 0.95, "ema = 0.99": 0.99}
+    assert rates[ablation.default] == cdeq.Recipe.from_name("paper").ema
+    for student in config.students.values():
+        made = untrained(Tanh(), recipe=student.resolve())
+        assert made(inputs()).shape == (6, 3)
+    (suite,) = make_suites([config], options(tmp_path))
+    entries = entries_of(suite)
+    assert [entry.method for entry in entries] == list(rates)
+    assert len({entry.run.folder for entry in entries}) == 3
+    assert ablation.experiment().page("tiny")["default"] == ablation.default
+
+
+def test_names_of_ablations_have_notes_and_a_command(experiments):
+    from cdeq_experiments import ablations, cli, tables
+
+    names = [ablation.name for ablation in ablations.ABLATIONS]
+    assert set(names) <= set(tables.NOTES)
+    assert all(f'"{name}"' in Path(cli.__file__).read_text() for name in names)
+
+
+def test_the_data_set_of_the_walk_is_in_its_table(experiments, tmp_path, monkeypatch):
+    from cdeq.data import digits_graph
+    from cdeq_experiments import configs
+    from cdeq_experiments.configs import graphs as graph_configs
+    from cdeq_experiments.suites import graphs, make_suites
+
+    exec(code(WALKS["Add a data set"])[0], names := dict(vars(graph_configs)))
+    cora = names["CORA"]
+    monkeypatch.setitem(graphs.EMBEDDED, "cora", digits_graph)  # files that tests do not have
+    tiny = configs.SUITES["tiny"]
+    monkeypatch.setitem(tiny, "graph", (*tiny["graph"], cora))
+    found = configs.table_configs("graph", "tiny")
+    assert found[-1] == cora
+    (suite,) = make_suites(found, options(tmp_path, only=("cora",)))
+    graph, _ = suite.data.batch_at(0)
+    assert graph.features.shape[1] == suite.data.sizes["features"]
+    assert suite.title == "Cora, seed 0"
