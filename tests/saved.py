@@ -19,11 +19,12 @@ def make(
     x: Any,
     recipe: str = "anchored",
     start_network: nn.Module | None = None,
+    correction: nn.Module | None = None,
     **changes: Any,
 ) -> Student:
     torch.manual_seed(0)
     chosen = Recipe.from_name(recipe, **changes)
-    student = randomized(Student.for_example(teacher, chosen, x, start_network))
+    student = randomized(Student.for_example(teacher, chosen, x, start_network, correction))
     student.calibrated = (0.0, 0.25, 0.5)
     student.plan = {1e-1: 1, 1e-3: 4}
     return student.eval().requires_grad_(False)

@@ -130,7 +130,7 @@ def test_samples_are_told_apart():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_student_that_is_not_finite_falls_back_to_the_solver(kind, bad):
     x, student = inputs(), make(kind)
-    student.start_network.outer[0].linear.bias.fill_(bad)
+    student.start_network.networks[0].outer.linear.bias.fill_(bad)
     result = certified_solve(student, x, tol=1e-4, student_steps=0)
     assert result.converged.all()
     assert set(result.finished_by) == {"solver"}

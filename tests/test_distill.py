@@ -126,8 +126,10 @@ def test_a_full_store_serves_own_rollouts(tmp_path, no_plan):
 
 
 def test_a_teacher_without_weights_is_refused_before_anything_is_recorded(tmp_path):
-    with pytest.raises(TypeError, match=r"nn\.Module with parameters"):
+    with pytest.raises(TypeError, match=r"must be an nn\.Module, and Weightless is none"):
         distill(Weightless(), batches(), folder=tmp_path)
+    with pytest.raises(TypeError, match="changes the teacher's weights, .* recipe='corrected'"):
+        distill(cdeq.from_functions(lambda z, c: 0.5 * z + c), batches(), folder=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -217,13 +219,24 @@ def test_other_teachers(tmp_path, no_plan, recipe, kind):
 
 
 @both_recipes
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_teachers_of_other_dtypes(no_plan, recipe, dtype):
-    data = [(x.to(dtype), y) for x, y in batches(2)]
-    teacher = Tanh().to(dtype)
-    student = distill(teacher, data, recipe=recipe, fit=SHORT, max_steps=8)
-    assert student(data[0][0]).dtype == dtype
-    assert {p.dtype for p in student.parameters()} == {dtype}
+def test_teachers_in_double_precision(no_plan, recipe):
+    data = [(x.double(), y) for x, y in batches(2)]
+    student = distill(Tanh().double(), data, recipe=recipe, fit=SHORT, max_steps=8)
+    assert student(data[0][0]).dtype == torch.float64
+    assert {p.dtype for p in student.parameters()} == {torch.float64}
+
+
+@both_recipes
+def test_what_does_not_fit_the_teacher_is_refused_before_anything_is_solved(tmp_path, recipe):
+    def refused(teacher, x, match):
+        data = ((x, torch.zeros(len(x)).long()) for _ in range(2))  # has no length
+        with pytest.raises(ValueError, match=match):
+            distill(teacher, data, recipe=recipe, fit=SHORT, folder=tmp_path / str(x.dtype))
+        assert not list(tmp_path.rglob("*.safetensors"))
+
+    refused(Tanh().bfloat16(), inputs(dtype=torch.bfloat16), r"bfloat16: .*teacher\.float\(\)")
+    refused(Tanh(), inputs()[:, :4], r"cannot take this input .*float32 \(6, 4\) was given")
+    refused(Tanh(), inputs().long(), r"cannot take this input .*int64 \(6, 5\) was given")
 
 
 def test_progress_is_shown(capsys, monkeypatch, no_plan):

@@ -135,7 +135,7 @@ def test_half_precision_is_mixed_in_single(dtype, mixing):
         z = star + scale * torch.randn(4, 50, generator=g)
         past.append((z.to(dtype), (z + 0.5 * (star - z)).to(dtype)))
     history = AndersonHistory(2, mixing, batched=True)
-    running, kept, ring = RunningAnderson(history, window=2), None, None
+    running, kept, ring = RunningAnderson(history, 2, star), None, None
     for i, (z, h) in enumerate(past):
         mixed, kept = history(z, h, kept)
         other, ring = running(z, h, ring)

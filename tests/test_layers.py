@@ -135,7 +135,9 @@ def test_the_page_names_every_optional_attribute():
     assert read <= named
     assert named == {
         "batched",
+        "causal",
         "start_network",
+        "correction_network",
         "config",
         "project",
     }  # and memory, which has a protocol

@@ -247,14 +247,13 @@ def test_the_average_has_no_gradient_and_shares_the_teacher():
 
 def literal_rollout(objective, teacher, batch, weights, detach=False):
     """z_0 ... z_depth of an anchored student with a learned start."""
-    linears = {k: v for k, v in weights.items() if k.startswith("start_network")}
+    network = "start_network.networks.0"
+    linears = {k.removeprefix(network): v for k, v in weights.items() if k.startswith(network)}
     base = (batch.x @ teacher.injection.T).detach()
-    hidden = torch.nn.functional.gelu(
-        base @ linears["start_network.inner.0.linear.weight"].T
-        + linears["start_network.inner.0.linear.bias"]
-    )
-    z = hidden @ linears["start_network.outer.0.linear.weight"].T
-    z = z + linears["start_network.outer.0.linear.bias"]
+    seen = torch.cat([base, torch.zeros_like(base)], dim=1)  # the context and the teacher's start
+    hidden = seen @ linears[".inner.linear.weight"].T + linears[".inner.linear.bias"]
+    hidden = torch.nn.functional.gelu(hidden)
+    z = hidden @ linears[".outer.linear.weight"].T + linears[".outer.linear.bias"]
     states = [z]
     for j in range(objective.recipe.depth):
         states.append(literal_step(teacher, batch, weights, states[-1], j, detach and j > 0))

@@ -10,10 +10,12 @@ from torch import nn
 from builders import contents
 from cdeq import Recipe, Student
 from cdeq.consistency.copying import frozen_copy
+from cdeq.consistency.correction import LearnedCorrection
 from cdeq.consistency.parts import TeacherShapes
 from cdeq.consistency.saving import StudentFolderError
-from cdeq.consistency.start import PointwiseStart
+from cdeq.consistency.start import LearnedStart
 from cdeq.data.graphs import Graph
+from cdeq.equilibrium.states import map_state
 from cdeq.models import IGNN, ConvDEQ, TransformerDEQ
 from checks import csr, numbers
 from saved import FILES, make, require_same
@@ -33,6 +35,9 @@ RECIPES = [
     ("anchored", {"schedule": "learned", "gamma": 2.0}),
     ("paper", {"history": "mlp"}),
     ("anchored", {"history": "gru"}),
+    ("corrected", {}),
+    ("corrected", {"leap": 1, "window": 2}),
+    ("warm_start", {}),
 ]
 
 
@@ -53,7 +58,7 @@ def test_round_trip_to_the_bit(tmp_path, name, changes):
 
 
 @pytest.mark.parametrize("kind", [Tanh, Pair, Ring, Tied, Normed, Offering])
-@pytest.mark.parametrize("name", ["paper", "anchored"])
+@pytest.mark.parametrize("name", ["paper", "anchored", "corrected"])
 def test_round_trip_of_teachers(tmp_path, kind, name):
     options = {} if kind is Tied else {"seed": 3}
     x, teacher = inputs(), kind(**options)
@@ -87,7 +92,7 @@ OURS = {
 
 
 @pytest.mark.parametrize("which", OURS)
-@pytest.mark.parametrize("name", ["paper", "anchored"])
+@pytest.mark.parametrize("name", ["paper", "anchored", "corrected"])
 def test_round_trip_of_cdeqs_own_models(tmp_path, which, name):
     teacher, x = OURS[which]()
     student = make(teacher, x, name)
@@ -96,12 +101,12 @@ def test_round_trip_of_cdeqs_own_models(tmp_path, which, name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", ["paper", "anchored"])
+@pytest.mark.parametrize("name", ["paper", "anchored", "corrected"])
 def test_dtypes_survive(tmp_path, dtype, name):
-    x = inputs(dtype=dtype)
-    student = make(Tanh().to(dtype), x, name)
+    made = torch.promote_types(dtype, torch.float32)
+    student = make(Tanh().to(made), inputs(dtype=made), name).to(dtype)
     student.save(tmp_path)
-    require_same(student, Student.load(tmp_path), x)
+    require_same(student, Student.load(tmp_path), inputs(dtype=dtype))
 
 
 def test_saving_again_replaces(tmp_path):
@@ -150,12 +155,88 @@ def test_a_given_network_is_not_mistaken_for_the_teachers(tmp_path):
     student = make(Offering(), x, start_network=Described(8))
     student.save(tmp_path)
     assert isinstance(Student.load(tmp_path).start_network, Described)
-    make(Offering(), x, start_network=nn.Linear(8, 8)).save(tmp_path)
-    with pytest.raises(StudentFolderError, match=r"start network is a torch.*:Linear"):
+    before, generator = contents(tmp_path), torch.get_rng_state()
+    for kind in (Offering, Tanh):
+        refused = make(kind(), x, start_network=nn.Linear(8, 8))
+        torch.set_rng_state(generator)
+        with pytest.raises(StudentFolderError, match=r"start_network, a Linear, could not be load"):
+            refused.save(tmp_path)
+        assert torch.equal(torch.get_rng_state(), generator)
+    assert contents(tmp_path) == before
+
+
+def test_a_teacher_that_has_come_to_offer_another_network_is_refused(tmp_path, monkeypatch):
+    make(Offering(), inputs()).save(tmp_path)
+    monkeypatch.setattr(Offering, "start_network", lambda self: nn.Linear(8, 8))
+    with pytest.raises(
+        StudentFolderError,
+        match=r"start_network is a teachers:OfferedStart, the teacher offers a torch.*:Linear",
+    ):
         Student.load(tmp_path)
-    make(Tanh(), x, start_network=nn.Linear(8, 8)).save(tmp_path)
-    with pytest.raises(StudentFolderError, match=r"start network .* keeps no `config`"):
-        Student.load(tmp_path)
+
+
+# Corrections
+
+
+class Halved(nn.Module):
+    """N(r) = s r: the least that a correction of one's own must have."""
+
+    def __init__(self, scale=0.0):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def gate(self, context, start):
+        return None
+
+    def forward(self, r, gates):
+        return map_state(lambda part: self.scale * part, r)
+
+
+class DescribedCorrection(Halved):
+    def __init__(self, scale=0.0):
+        super().__init__(scale)
+        self.config = {"scale": scale}
+
+
+class Correcting(Tanh):
+    """Offers a correction of its own."""
+
+    def correction_network(self):
+        return Halved()
+
+
+@pytest.mark.parametrize(
+    ("teacher", "given", "kind"),
+    [
+        (Tanh, None, LearnedCorrection),
+        (Pair, None, LearnedCorrection),
+        (Correcting, None, Halved),
+        (Tanh, DescribedCorrection(), DescribedCorrection),
+        (Correcting, DescribedCorrection(), DescribedCorrection),
+    ],
+)
+def test_round_trip_of_corrections(tmp_path, teacher, given, kind):
+    x = inputs()
+    student = make(teacher(), x, "corrected", correction=given)
+    assert type(student.correction) is kind
+    student.save(tmp_path)
+    again = Student.load(tmp_path, teacher=teacher)
+    assert type(again.correction) is kind
+    require_same(student, again, x)
+    assert not torch.equal(again.gains, torch.ones_like(again.gains))
+
+
+@pytest.mark.parametrize("teacher", [Tanh, Correcting])
+def test_a_correction_that_could_not_be_loaded_again_is_refused_when_saving(tmp_path, teacher):
+    class Mine(Halved):
+        pass
+
+    student = make(teacher(), inputs(), "corrected", correction=Mine())
+    with pytest.raises(
+        StudentFolderError, match="correction_network, a Mine, .*give it a `config`"
+    ):
+        student.save(tmp_path / "student")
+    assert not (tmp_path / "student").exists()
 
 
 # Sparse matrices
@@ -192,7 +273,7 @@ def meshed(teacher, x, name="anchored"):
     z = teacher.start(teacher.inject(x))
     shapes = TeacherShapes(features=(8,), axes=(1,), weights=("weight", "injection"))
     network = (
-        PointwiseStart.matching(teacher.inject(x), z, [1]) if recipe.start == "learned" else None
+        LearnedStart.matching(teacher.inject(x), z, [1]) if recipe.start == "learned" else None
     )
     student = Student(frozen_copy(teacher), recipe, shapes, network)
     return randomized(student).eval().requires_grad_(False)

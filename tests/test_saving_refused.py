@@ -141,7 +141,7 @@ def test_a_class_of_a_script_is_passed_in(tmp_path):
 def test_a_start_network_that_is_not_there(saved):
     alter(saved, lambda c: {"start_network": c["start_network"] | {"class": "teachers:Nobody"}})
     with pytest.raises(
-        StudentFolderError, match=r"start network's class .* is not there: define it"
+        StudentFolderError, match=r"start_network's class .* is not there: define it"
     ):
         Student.load(saved)
 

@@ -8,8 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 from cdeq.consistency.recipes import Recipe
-from cdeq.consistency.start import PointwiseStart, context_tensors
+from cdeq.consistency.groups import context_tensors
+from cdeq.consistency.start import LearnedStart, pooled
 from cdeq.consistency.student import Student
+from cdeq.equilibrium.states import map_state
 from teachers import OfferedStart, Offering, Pair, Ring, Tanh, inputs, randomized, untrained
 
 
@@ -34,54 +36,94 @@ def test_context_tensors_are_found_in_order_however_nested():
 
 def test_it_is_its_equation_and_starts_at_zero():
     context = {"u": torch.randn(4, 7, 6), "other": torch.randn(4, 3), "v": torch.randn(4, 7, 2)}
-    network = PointwiseStart.matching(context, torch.zeros(4, 7, 5), [2])
-    assert network.sources == [[0, 2]]
-    assert not network(context).any()
-    assert network(context).shape == (4, 7, 5)
+    start = torch.randn(4, 7, 5)
+    network = LearnedStart.matching(context, start, [2])
+    assert [group.sources for group in network.groups] == [(0, 2)]
+    assert not network(context, start).any()
+    assert network(context, start).shape == (4, 7, 5)
     randomized(network)
-    inner, outer = network.inner[0].linear, network.outer[0].linear
-    seen = torch.cat([context["u"], context["v"]], dim=2)
-    torch.testing.assert_close(network(context), outer(functional.gelu(inner(seen))))
+    inner, outer = network.networks[0].inner.linear, network.networks[0].outer.linear
+    seen = torch.cat([context["u"], context["v"], start], dim=2)
+    torch.testing.assert_close(network(context, start), outer(functional.gelu(inner(seen))))
 
 
 def test_it_sees_one_position_at_a_time():
-    network = randomized(
-        PointwiseStart.matching(torch.zeros(2, 6, 3, 3), torch.zeros(2, 4, 3, 3), [1])
-    )
-    u = torch.randn(2, 6, 3, 3)
+    start = torch.randn(2, 7, 4)
+    network = randomized(LearnedStart.matching(torch.zeros(2, 7, 6), start, [2]))
+    u = torch.randn(2, 7, 6)
     changed = u.clone()
-    changed[0, :, 1, 2] += 1
-    difference = (network(changed) - network(u)).abs().sum(1) > 0
-    assert difference.nonzero().tolist() == [[0, 1, 2]]
+    changed[0, 3] += 1
+    difference = (network(changed, start) - network(u, start)).abs().sum(2) > 0
+    assert difference.nonzero().tolist() == [[0, 3]]
+
+
+@pytest.mark.parametrize("channels", [2, 12])
+def test_images_are_seen_through_convolutions_at_three_resolutions(channels):
+    u, start = torch.randn(2, 3, 11, 9), torch.randn(2, channels, 11, 9)
+    network = LearnedStart.matching(u, start, [1])
+    assert not network(u, start).any()
+    [change] = randomized(network).networks
+    full = functional.gelu(change.enter(torch.cat([u, start], dim=1)))
+    half = functional.gelu(change.middle(pooled(full, 2)))
+    quarter = functional.gelu(change.coarse(pooled(half, 2)))
+    assert [tuple(t.shape[2:]) for t in (half, quarter)] == [(6, 5), (3, 3)]
+    half = half + functional.interpolate(quarter, size=(6, 5))
+    expected = change.leave(full + functional.interpolate(half, size=(11, 9)))
+    torch.testing.assert_close(network(u, start), expected)
+
+
+def test_a_margin_counts_with_what_there_is_of_it():
+    x = torch.arange(10.0).reshape(1, 1, 2, 5)
+    assert pooled(x, 2).flatten().tolist() == [3.0, 5.0, 6.5]
+    assert torch.equal(pooled(torch.ones(1, 2, 7, 9), 4), torch.ones(1, 2, 2, 3))
 
 
 def test_tuple_states_stay_tuples():
     context = torch.zeros(3, 4)
-    two = PointwiseStart.matching(context, (torch.zeros(3, 4), torch.zeros(3, 2)), [1, 1])
-    assert [t.shape for t in two(context)] == [(3, 4), (3, 2)]
-    one = PointwiseStart.matching(context, (torch.zeros(3, 4),), [1])
-    assert isinstance(one(context), tuple)
-    again = PointwiseStart(**one.config)
-    assert isinstance(again(context), tuple)
+    pair = (torch.zeros(3, 4), torch.zeros(3, 2))
+    two = LearnedStart.matching(context, pair, [1, 1])
+    assert [t.shape for t in two(context, pair)] == [(3, 4), (3, 2)]
+    one = LearnedStart.matching(context, pair[:1], [1])
+    assert isinstance(one(context, pair[:1]), tuple)
+    again = LearnedStart(**one.config)
+    assert isinstance(again(context, pair[:1]), tuple)
 
 
-def test_a_context_without_the_states_positions_is_refused():
-    with pytest.raises(
-        ValueError, match=r"start='learned': .*start_network\(\), or use start='zero'"
-    ):
-        PointwiseStart.matching(torch.zeros(3, 9, 4), torch.zeros(3, 7, 4), [2])
+def test_without_a_context_of_the_states_positions_it_sees_the_start_alone():
+    context, start = torch.randn(3, 9, 4), torch.randn(3, 7, 4)
+    network = randomized(LearnedStart.matching(context, start, [2]))
+    assert [group.sources for group in network.groups] == [()]
+    assert torch.equal(network(context, start), network(context + 1, start))
+    assert not torch.equal(network(context, start), network(context, start + 1))
 
 
 @pytest.mark.parametrize("kind", [Tanh, Pair, Ring])
 def test_students_start_from_it(kind):
     x = inputs()
     student = untrained(kind(), x)
-    assert isinstance(student.start_network, PointwiseStart)
+    assert isinstance(student.start_network, LearnedStart)
     randomized(student.start_network)
     z0 = student.trajectory(x, 0)[0]
-    expected = student.start_network(student.teacher.inject(x))
+    context = student.teacher.inject(x)
+    start = student.teacher.start(context)
+    expected = map_state(torch.add, start, student.start_network(context, start))
     torch.testing.assert_close(z0, expected)
-    assert type(z0) is type(student.teacher.start(student.teacher.inject(x)))
+    assert type(z0) is type(start)
+
+
+class Informed(Tanh):
+    """Its start is no zero."""
+
+    def start(self, context):
+        return 0.1 * context
+
+
+def test_a_network_of_ones_own_changes_the_teachers_start_and_sees_the_context_alone():
+    x, teacher = inputs(), Informed()
+    network = nn.Linear(8, 8)
+    student = Student.for_example(teacher, Recipe.from_name("anchored"), x, network)
+    context = teacher.inject(x)
+    torch.testing.assert_close(student.trajectory(x, 0)[0], 0.1 * context + network(context))
 
 
 def test_the_teachers_own_network_is_preferred_and_a_given_one_to_that():

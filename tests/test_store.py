@@ -63,6 +63,7 @@ def test_sizes_and_residuals_are_read_without_the_rest(folder, monkeypatch):
     store = TrajectoryStore.open(folder)
     assert store.sizes() == [4] * 5
     assert 0 <= store.unconverged(1e-3) <= 1
+    assert store.precision().shape == (20,)
     (folder / "shard-00001.safetensors").unlink()
     with pytest.raises(DamagedStore, match="shard-00001"):
         store.sizes()
@@ -263,7 +264,7 @@ def test_a_shard_deleted_after_opening_is_named(folder):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "3", "{}", '{"format": 2}', '{"format": 2, "shards": 3}', b"\xff\xfe", "null"],
+    ["", "{", "[]", "3", "{}", '{"format": 3}', '{"format": 3, "shards": 3}', b"\xff\xfe", "null"],
 )
 def test_a_broken_manifest_is_named(folder, text):
     (folder / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -63,7 +63,7 @@ def test_the_output_is_the_readout_of_the_trajectory():
 
 def test_negative_steps_are_refused():
     x = inputs()
-    with pytest.raises(ValueError, match="steps must not be negative"):
+    with pytest.raises(ValueError, match="steps must be a whole number, 0 or more, not -1"):
         untrained(Tanh(), x, "paper")(x, steps=-1)
 
 
@@ -135,7 +135,7 @@ def test_anchored_is_theta_plus_c_delta(gamma, start, schedule):
     with torch.no_grad():
         z = torch.zeros(6, 8, dtype=torch.float64)
         if start == "learned":
-            z = student.start_network(teacher.inject(x))
+            z = z + student.start_network(teacher.inject(x), z)
         rest = 1.0
         for j, ours in enumerate(student.trajectory(x, 12)):
             # Learned rates are kept in single precision.
@@ -154,7 +154,9 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
             return torch.sin(x @ self.injection.T)
 
     teacher, x = Curved(), inputs()
-    student = randomized(untrained(teacher, x, "anchored", start="teacher", injection="student"), 0.5)
+    student = randomized(
+        untrained(teacher, x, "anchored", start="teacher", injection="student"), 0.5
+    )
     delta = changes_of(student)
     z = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -170,7 +172,9 @@ def test_contexts_that_are_not_linear_in_the_weights_are_mixed_as_such():
 
 def test_the_error_obeys_its_bound():
     teacher, x = Linear(norm=0.8).double(), inputs(dtype=torch.float64)
-    student = randomized(untrained(teacher, x, "anchored", start="teacher", injection="student"), 1.0)
+    student = randomized(
+        untrained(teacher, x, "anchored", start="teacher", injection="student"), 1.0
+    )
     delta, star = changes_of(student), teacher.equilibrium(x)
     with torch.no_grad():
         states = student.trajectory(x, 40)
@@ -282,9 +286,12 @@ def test_the_users_teacher_is_left_alone(name, training):
 
 def test_teachers_without_weights_are_refused():
     x, recipe = inputs(), Recipe.from_name("anchored")
-    for teacher in (Weightless(), from_functions(lambda z, c: 0.5 * z + c)):
-        with pytest.raises(TypeError, match=r"nn\.Module with parameters"):
-            Student.for_example(teacher, recipe, x)
+    with pytest.raises(TypeError, match=r"must be an nn\.Module, and Weightless is none: wrap"):
+        Student.for_example(Weightless(), recipe, x)
+    with pytest.raises(
+        TypeError, match="changes the teacher's weights, and the teacher has no par"
+    ):
+        Student.for_example(from_functions(lambda z, c: 0.5 * z + c), recipe, x)
     with pytest.raises(TypeError, match="it has no inject, start, step, readout"):
         Student.for_example(nn.Linear(2, 2), recipe, x)
 
@@ -305,11 +312,19 @@ def test_a_step_without_weights_is_refused():
 @pytest.mark.parametrize("history", ["anderson", "mlp", "gru", "none"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes(name, history, dtype):
-    x = inputs(dtype=dtype)
-    student = randomized(untrained(Tanh().to(dtype), x, name, history=history))
-    out = student(x, steps=3)
+    """A student is made of a teacher in single or double precision, and may then be used in another."""
+    made = torch.promote_types(dtype, torch.float32)
+    student = untrained(Tanh().to(made), inputs(dtype=made), name, history=history)
+    out = randomized(student).to(dtype)(inputs(dtype=dtype), steps=3)
     assert out.dtype == dtype
     assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("name", ["paper", "anchored"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_teachers_in_half_precision_are_refused(name, dtype):
+    with pytest.raises(ValueError, match=rf"states are of {dtype}: .*\(teacher\.float\(\)\)"):
+        untrained(Tanh().to(dtype), inputs(dtype=dtype), name)
 
 
 def test_steps_can_be_differentiated_to_every_weight():
@@ -343,7 +358,9 @@ def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
             return super().inject(x)
 
     teacher, x = Counting(), inputs()
-    student = randomized(untrained(teacher, x, "anchored", start="teacher", injection="teacher"), 0.5)
+    student = randomized(
+        untrained(teacher, x, "anchored", start="teacher", injection="teacher"), 0.5
+    )
     assert student.shapes.weights == ("weight",)
     student.teacher.injections = 0
     with torch.no_grad():

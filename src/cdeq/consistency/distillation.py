@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from cdeq.consistency.certify import plan_handover
 from cdeq.consistency.least_squares import fit_correction
 from cdeq.consistency.objective import DistillationObjective, StartObjective
-from cdeq.consistency.parts import check_teacher
+from cdeq.consistency.parts import check_teacher, try_teacher
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
+from cdeq.equilibrium.trees import map_tensors
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 from cdeq.training.draws import numbered_generator
 from cdeq.training.log import Progress
@@ -29,6 +30,7 @@ from cdeq.training.loop import fit as run_fit
 from cdeq.training.parallel import from_main_process, is_main_process, process_rank
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
+from cdeq.trajectories.nesting import split_batch
 
 STEPS = {"full": MAX_STEPS, "endpoint": 20 * MAX_STEPS}
 """Budget of a recorded solve. One to an equilibrium stops when its estimated error is within the tolerance."""
@@ -138,7 +140,7 @@ def _record(
         try:
             record(
                 check_contract(teacher),
-                loader,
+                _Tried(loader, teacher),
                 path,
                 solver=solver,
                 max_steps=max_steps,
@@ -156,6 +158,25 @@ def _record(
     if failed is not None:
         raise RuntimeError(f"the main process could not record the teacher: {failed}")
     return TrajectoryStore.open(path)
+
+
+class _Tried:
+    """A loader whose first batch is tried on the teacher, so that what does not fit is said in words, and at once."""
+
+    def __init__(self, loader: Iterable[Any], teacher: nn.Module):
+        self.loader, self.teacher = loader, teacher
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        device, tried = _first_tensor(self.teacher).device, False
+        for batch in self.loader:
+            if not tried:
+                x, _ = split_batch(batch)
+                try_teacher(self.teacher, map_tensors(lambda t: t.to(device), x))
+                tried = True
+            yield batch
 
 
 def _fit_student(
@@ -203,6 +224,7 @@ def _fit_student(
         "data": store.manifest.fingerprint,
         "seed": seed,
         "start_network": None if student.start_network is None else str(student.start_network),
+        "correction": None if student.correction is None else str(student.correction),
     }
     if recipe.start_updates:
         run_fit(
@@ -215,9 +237,10 @@ def _fit_student(
             title="distil the start",
         )
     if student.correction is not None:
+        # Every process on whole batches: all must come to the same weights.
         fit_correction(
             student,
-            (read(i) for i in range(min(len(store), FITTED_BATCHES))),
+            (placed(store[i]) for i in range(min(len(store), FITTED_BATCHES))),
             steps=recipe.depth,
             floor=precision,
         )

@@ -337,6 +337,7 @@ TEACHER_STATES: Condition = (lambda r: r.states == "teacher", "states='teacher'"
 OWN_STATES: Condition = (lambda r: r.states == "own", "states='own'")
 STATE_BOUNDARY: Condition = (lambda r: r.boundary == "state", "boundary='state'")
 LOCAL_LOSS: Condition = (lambda r: r.lambda_1 < 1, "lambda_1 below 1")
+CHANGED_WEIGHTS: Condition = (lambda r: r.changes_weights, "a leap")
 AUGMENTATION: Condition = (lambda r: r.augment_probability > 0, "augment_probability above 0")
 EFFECTS: dict[str, tuple[Condition, ...]] = {
     "eps": (STATE_BOUNDARY,),
@@ -348,7 +349,10 @@ EFFECTS: dict[str, tuple[Condition, ...]] = {
     "leap": ((lambda r: r.schedule == "leap", "schedule='leap'"),),
     "decay": ((lambda r: r.schedule != "leap", "schedule other than 'leap'"),),
     "gamma": ((lambda r: r.schedule != "leap", "schedule other than 'leap'"),),
-    "delta": ((lambda r: r.schedule != "leap" or r.leap > 0, "a leap"),),
+    "delta": (CHANGED_WEIGHTS,),
+    "injection": (CHANGED_WEIGHTS,),
+    # Steps under the teacher's own weights are at the end of solver time.
+    "lambda_2": ((lambda r: r.changes_weights or r.task_until == 1, "a leap or task_until=1"),),
     "early": (OWN_STATES,),
     "log_floor": ((lambda r: r.loss == "log", "loss='log'"),),
     "task_until": ((lambda r: r.lambda_2 > 0, "lambda_2 above 0"),),

@@ -2,7 +2,9 @@
 
 Every step measures the corrected residual p = f(z) - z + N(f(z) - z) of the state it leaves, sample by sample. A sample
 whose |p| has grown past its best is taken back to its best state, from where it goes on with the teacher's own steps
-under Anderson's method, without a further evaluation and without correction. Shapes: B samples, D numbers in each.
+under Anderson's method, without a further evaluation and without correction. In a causal model each position is judged
+by the positions up to it, so that none learns of later ones. Shapes: B samples, D numbers in each, P places that are
+judged: 1, or the positions of a causal model.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ class Guarded(NamedTuple):
     """What the safeguard remembers of each sample."""
 
     best: Tensor
-    """(B,): the smallest |p|."""
+    """(B, P): the smallest |p|."""
     image: Tensor
     """(B, D): f at the state that had it."""
     residual: Tensor
     """(B, D): f(z) - z there."""
     trusted: Tensor
-    """(B,): whether corrections still take part."""
+    """(B, P): whether corrections still take part."""
     inner: HistoryMemory
 
 
@@ -47,45 +49,65 @@ class GuardedAnderson(RunningAnderson):
         residual = subtract(image, flat)
         moved = layout.flatten(change).to(residual.dtype)
         if memory is None:
-            trusted = torch.ones(len(flat), dtype=torch.bool, device=flat.device)
-            size = torch.full((len(flat),), torch.inf, dtype=residual.dtype, device=flat.device)
-            memory = Guarded(size, image, residual, trusted, (0, self.solver.init(flat)))
-        trusted = memory.trusted
-        moved = torch.where(trusted[:, None], moved, 0.0)
-        size = row_norms(residual + moved)
-        noise = ROUNDING * torch.finfo(flat.dtype).eps * row_norms(flat)
-        grown = ~(size <= torch.clamp_min(GROWTH * memory.best, noise))  # also where it is NaN
+            unknown = torch.full_like(self._sizes(residual), torch.inf)
+            trusted = torch.ones_like(unknown, dtype=torch.bool)
+            memory = Guarded(unknown, image, residual, trusted, (0, self.solver.init(flat)))
+        moved = torch.where(self._spread(memory.trusted, flat), moved, 0.0)
+        size = self._sizes(residual + moved)
+        noise = ROUNDING * torch.finfo(flat.dtype).eps * self._sizes(flat)
+        grown = ~(size <= torch.maximum(GROWTH * memory.best, noise))  # also where it is NaN
         better = size < memory.best
         count, kept = memory.inner
         if bool(grown.any()):
-            rows = grown[:, None]
-            image = torch.where(rows, memory.image, image)
-            residual = torch.where(rows, memory.residual, residual)
-            moved = torch.where(rows, 0.0, moved)
+            places = self._spread(grown, flat)
+            image = torch.where(places, memory.image, image)
+            residual = torch.where(places, memory.residual, residual)
+            moved = torch.where(places, 0.0, moved)
             self._forget(kept, count, grown, image, residual)
             # Without its correction a residual is of another size: judged anew from here on.
-            size = torch.where(grown, row_norms(residual), size)
+            size = torch.where(grown, self._sizes(residual), size)
             better = better | grown
         corrected = residual + moved
         mixed, kept = self.solver.update(
             count, flat, (image.to(corrected.dtype) + moved).to(flat.dtype), corrected, kept
         )
+        places = self._spread(better, flat)
         memory = Guarded(
             torch.where(better, size, memory.best),
-            torch.where(better[:, None], image, memory.image),
-            torch.where(better[:, None], residual, memory.residual),
-            trusted & ~grown,
+            torch.where(places, image, memory.image),
+            torch.where(places, residual, memory.residual),
+            memory.trusted & ~grown,
             (count + 1, kept),
         )
         return layout.restore(mixed), memory
 
-    def _forget(self, kept: Any, count: int, rows: Tensor, image: Tensor, residual: Tensor) -> None:
-        """Let all that is remembered of some samples be their best state."""
+    def _sizes(self, rows: Tensor) -> Tensor:
+        """Norms (B, P) of rows (B, D): of whole samples, or of the positions up to each."""
+        if self.solver.positions is None:
+            return row_norms(rows)[:, None]
+        norms = torch.linalg.vector_norm(rows.unflatten(1, (self.solver.positions, -1)), dim=2)
+        return norms.double().square().cumsum(dim=1).sqrt()
+
+    def _spread(self, places: Tensor, rows: Tensor) -> Tensor:
+        """What holds for each place (B, P), for each number of rows (B, D) that belongs to it."""
+        if self.solver.positions is None:
+            return places
+        return places.repeat_interleave(rows.shape[1] // self.solver.positions, dim=1)
+
+    def _forget(
+        self, kept: Any, count: int, grown: Tensor, image: Tensor, residual: Tensor
+    ) -> None:
+        """Let all that is remembered of some places be their best state."""
         slots = min(count, self.solver.window + 1)
-        if not slots:
-            return
-        kept.images[rows, :slots] = image[rows, None].to(kept.images.dtype)
-        kept.residuals[rows, :slots] = residual[rows, None]
-        own = residual[rows]
-        square = self.solver.products(own, own[:, None]).double()  # (rows, 1) or (rows, L, 1)
-        kept.gram[rows, ..., :slots, :slots] = square[..., None]
+        places = self._spread(grown, residual)[:, None]
+        damped = image.to(residual.dtype) - (1 - self.solver.mixing) * residual
+        for past, best in ((kept.images, damped), (kept.residuals, residual)):
+            past[:, :slots] = torch.where(places, best[:, None], past[:, :slots])
+        # A place's products are sums over all places up to it.
+        touched = grown.cumsum(dim=1) > 0
+        touched = touched if self.solver.positions is None else touched[..., None]
+        for slot in range(slots):
+            row = self.solver.products(kept.residuals[:, slot], kept.residuals[:, :slots])
+            kept.gram[..., slot, :slots] = torch.where(
+                touched, row.double(), kept.gram[..., slot, :slots]
+            )

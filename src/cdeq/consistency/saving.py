@@ -30,7 +30,7 @@ from cdeq.trajectories.sparse import dense_pieces, from_pieces
 if TYPE_CHECKING:
     from cdeq.consistency.student import Student
 
-FORMAT = 2
+FORMAT = 3
 PARTS = ("teacher", "student")
 NETWORKS = (("start_network", "start_network"), ("correction_network", "correction"))
 """A teacher's offer of a network, and what a student calls it."""
@@ -216,12 +216,20 @@ def _described(name: str, network: nn.Module | None, teacher: nn.Module) -> dict
     if network is None:
         return None
     config = _config_of(network)
-    if config is None and not hasattr(teacher, name):
+    if config is None and not _is_offered(name, network, teacher):
         raise StudentFolderError(
             f"the student's {name}, a {type(network).__name__}, could not be loaded again: give it a `config`, a dict "
             "of its constructor's arguments"
         )
     return {"from_teacher": config is None, "class": _path_of(network), "config": config}
+
+
+def _is_offered(name: str, network: nn.Module, teacher: nn.Module) -> bool:
+    """Whether the teacher offers a network of this class."""
+    if not hasattr(teacher, name):
+        return False
+    with torch.random.fork_rng(devices=[]):  # building one draws its weights
+        return type(getattr(teacher, name)()) is type(network)
 
 
 def _network(name: str, entry: dict[str, Any] | None, teacher: nn.Module) -> nn.Module | None:

@@ -27,11 +27,14 @@ class ErrorEstimate:
         return 4 * torch.finfo(dtype).eps
 
     def __call__(self, z: Tensor, residual: Tensor, size: Tensor, relative: Tensor) -> Tensor:
-        """The estimated relative error (B,) of z (B, D), with its residual, |z| and relative residual; inf at first."""
+        """The estimated relative error (B,) of z (B, D), with its residual, |z| and relative residual.
+
+        Nothing is known from one evaluation: then it is infinite, except where the residual is nothing but rounding.
+        """
         if self.before is None or self.stretch is None:
             self.stretch = torch.ones_like(size)
             self.before = (z, residual)
-            return torch.full_like(size, torch.inf)
+            return torch.where(relative <= self.rounding(z.dtype), relative, torch.inf)
         moved = row_norms(subtract(z, self.before[0]))
         changed = row_norms(residual - self.before[1])
         # Differences that rounding has a share in tell nothing.

@@ -122,7 +122,7 @@ def _captured(
         tensors={
             **tensors,
             "residual": residual.to("cpu", torch.float32),
-            "error": error.to("cpu", torch.float32),
+            "error": error.to("cpu", torch.float32, copy=True),  # it may be the residual
         },
         endpoint=endpoint,
     )

@@ -11,7 +11,7 @@ from typing import Any
 from cdeq.files import atomic_write_text, differences
 from cdeq.trajectories.fingerprint import Fingerprint
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +288,7 @@ def _evaluating(model: Any) -> Iterator[None]:
 def _device_of(model: Any) -> torch.device | None:
     if not isinstance(model, nn.Module):
         return None
-    tensor = next(model.parameters(), None)
+    tensor = next(chain(model.parameters(), model.buffers()), None)
     return None if tensor is None else tensor.device
 
 
