@@ -44,7 +44,7 @@ def distill(
     teacher: nn.Module,
     data: Iterable[Any] | TrajectoryStore,
     *,
-    recipe: str | Recipe = "anchored",
+    recipe: str | Recipe = "corrected",
     fit: FitConfig | None = None,
     folder: str | Path | None = None,
     solver: Solver | None = None,

@@ -46,6 +46,11 @@ def _batches(examples: Examples, batch: int) -> list[Batch]:
     return list(zip(examples.x.split(batch), examples.y.split(batch), strict=True))
 
 
+def _corrected(fit: FitConfig) -> dict[str, StudentConfig]:
+    """The default recipe, and the control that shows what its correction adds, trained alike."""
+    return {name: StudentConfig(fit=fit) for name in ("warm_start", "corrected")}
+
+
 def images(seed: int = 0) -> Task:
     """Handwritten digits, a convolutional DEQ."""
     splits = digits_images(seed)
@@ -73,6 +78,7 @@ def images(seed: int = 0) -> Task:
                 fit=FitConfig(updates=200, learning_rate=5e-3),
                 changes={"history": "anderson", "window": 3},
             ),
+            **_corrected(FitConfig(updates=200, learning_rate=5e-3)),
         },
     )
 
@@ -104,6 +110,7 @@ def text(seed: int = 0) -> Task:
         students={
             "paper": StudentConfig(fit=FitConfig(updates=300, learning_rate=3e-3)),
             "anchored": StudentConfig(fit=FitConfig(updates=300, learning_rate=5e-3)),
+            **_corrected(FitConfig(updates=300, learning_rate=5e-3)),
         },
     )
 
@@ -133,6 +140,7 @@ def graph(seed: int = 0) -> Task:
                 fit=FitConfig(updates=500, learning_rate=1e-2),
                 changes={"history": "anderson", "window": 5},
             ),
+            **_corrected(FitConfig(updates=500, learning_rate=1e-2)),
         },
     )
 

@@ -16,7 +16,7 @@ def findings(results: Results, dataset: str) -> list[str]:
     """Two or three sentences for each student, and what a reader should know before trusting them."""
     found = curves(results, dataset)
     students = [points for points in found.values() if kind_of(points) == "student"]
-    students.sort(key=lambda points: points[0].method != "anchored")  # the default recipe first
+    students.sort(key=lambda points: points[0].method != "corrected")  # the default recipe first
     solvers = [p for points in found.values() if kind_of(points) == "solver" for p in points]
     lines: list[str | None] = []
     for points in students:

@@ -27,6 +27,8 @@ STYLES = {
     "broyden": Style("Broyden", "solver", "#a8477f", "#e3a3c6", "v"),
     "paper": Style("Paper", "student", "#00805d", "#3cc9a0", "D"),
     "anchored": Style("Anchored", "student", "#0068a3", "#63bbf0"),
+    "warm_start": Style("Warm start", "student", "#8a6d00", "#e6b93c", "P"),
+    "corrected": Style("Corrected", "student", "#b0304f", "#f08aa4", "*"),
     "anchored_parts": Style("Anchored, parts", "student", "#2f6b8a", "#8cc7e6", ">"),
     "anchored_samples": Style("Anchored, samples", "student", "#5b3f9e", "#b9a3f0", "X"),
     "anchored_whole": Style("Anchored, whole graph", "student", "#8a6d00", "#e6b93c", "P"),
