@@ -121,7 +121,7 @@ def monotone() -> Stranger:
 
 
 class Denoiser(nn.Module):
-    """A gradient step on |z - y|^2 / 2 + weight sum sqrt(|Dz|^2 + eps^2): smoothed total variation. It has no weights."""
+    """A gradient step on |z - y|^2 / 2 + weight sum sqrt(|Dz|^2 + eps^2): smoothed total variation. No weights."""
 
     def __init__(self, weight: float = 0.15, eps: float = 0.02):
         super().__init__()

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 import tyro
-from common import Measurement, Options, markdown_table
-from stranger_maps import STRANGERS, Stranger
 from torch import Tensor
 
 import cdeq
 from cdeq.equilibrium.states import State, map_state, relative_distance
 from cdeq.equilibrium.trees import map_tensors
 from cdeq.evaluation import SOLVERS, solver_method, student_method
+from common import Measurement, Options, markdown_table
+from stranger_maps import STRANGERS, Stranger
 
 COUNTS = (1, 2, 3, 5, 8, 12, 20)
 RECIPES = ("warm_start", "anchored", "corrected")

@@ -303,7 +303,7 @@ def test_a_network_that_could_not_be_loaded_again_is_refused_when_saving(tmp_pat
     student = Student.for_example(
         Affine(contraction(0.9).float()), quick(), batches(1)[0], start_network=Mine()
     )
-    with pytest.raises(cdeq.StudentFolderError, match="start_network, a Mine.*give it a `config`"):
+    with pytest.raises(cdeq.StudentFolderError, match=r"start_network, a Mine.*give it a `config`"):
         student.save(tmp_path / "student")
     assert not (tmp_path / "student").exists()
 

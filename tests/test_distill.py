@@ -128,7 +128,7 @@ def test_a_full_store_serves_own_rollouts(tmp_path, no_plan):
 def test_a_teacher_without_weights_is_refused_before_anything_is_recorded(tmp_path):
     with pytest.raises(TypeError, match=r"must be an nn\.Module, and Weightless is none"):
         distill(Weightless(), batches(), folder=tmp_path)
-    with pytest.raises(TypeError, match="changes the teacher's weights, .* recipe='corrected'"):
+    with pytest.raises(TypeError, match=r"changes the teacher's weights, .* recipe='corrected'"):
         distill(cdeq.from_functions(lambda z, c: 0.5 * z + c), batches(), folder=tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -233,7 +233,7 @@ def test_a_correction_that_could_not_be_loaded_again_is_refused_when_saving(tmp_
 
     student = make(teacher(), inputs(), "corrected", correction=Mine())
     with pytest.raises(
-        StudentFolderError, match="correction_network, a Mine, .*give it a `config`"
+        StudentFolderError, match=r"correction_network, a Mine, .*give it a `config`"
     ):
         student.save(tmp_path / "student")
     assert not (tmp_path / "student").exists()

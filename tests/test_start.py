@@ -7,12 +7,24 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.groups import context_tensors
+from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.start import LearnedStart, pooled
 from cdeq.consistency.student import Student
+from cdeq.equilibrium.memory import Segment
 from cdeq.equilibrium.states import map_state
-from teachers import OfferedStart, Offering, Pair, Ring, Tanh, inputs, randomized, untrained
+from checks import numbers
+from teachers import (
+    OfferedStart,
+    Offering,
+    Pair,
+    Ring,
+    Tanh,
+    inputs,
+    randomized,
+    small_transformer,
+    untrained,
+)
 
 
 @dataclasses.dataclass
@@ -141,3 +153,53 @@ def test_it_takes_the_teachers_dtype():
     x = inputs(dtype=torch.float64)
     student = untrained(Tanh().double(), x)
     assert student.trajectory(x, 2)[2].dtype == torch.float64
+
+
+# What of a context belongs to a sample's positions
+
+
+class Tabled(Tanh):
+    """A state (B, L, 8) of inputs (B, L, 5); its context has a table of positions (L, L, 3) as well."""
+
+    def inject(self, x):
+        length = x.shape[1]
+        return {"table": torch.randn(length, length, 3), "u": super().inject(x)}
+
+    def start(self, context):
+        return torch.zeros_like(context["u"])
+
+    def step(self, z, context):
+        return super().step(z, context["u"])
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_table_that_all_samples_share_is_not_seen_whatever_its_shape(size):
+    x = numbers(size, size, 5, dtype=torch.float32)
+    for name in ("anchored", "corrected"):
+        student = untrained(Tabled(), x, name)
+        assert [group.sources for group in student.start_network.groups] == [(1,)]
+        longer = numbers(3, 7, 5, dtype=torch.float32)
+        assert student(longer, steps=2).shape == (3, 7, 3)
+    assert [group.sources for group in student.correction.groups] == [(1,)]
+
+
+def test_the_memory_of_a_text_is_not_seen_even_if_it_is_as_long_as_the_text():
+    model, tokens = small_transformer(), torch.randint(50, (2, 7))
+    context = model.inject(tokens)
+    memory = model.remember(torch.randn(2, 7, 16), context)
+    assert memory[0].shape == (2, 7, 16)
+    student = untrained(model, Segment(tokens, memory), "corrected")
+    assert [group.sources for group in student.correction.groups] == [(0,)]
+    for x in (tokens[:1, :3], Segment(tokens[:, :1], memory)):
+        assert torch.isfinite(student(x, steps=3)).all()
+
+
+def test_inputs_that_cannot_be_cut_are_taken_as_they_are():
+    class Whole(Tanh):
+        def inject(self, x):
+            if len(x) != 6:
+                raise ValueError("six samples, no more and no less")
+            return super().inject(x)
+
+    student = untrained(Whole(), inputs(), "corrected")
+    assert [group.sources for group in student.correction.groups] == [(0,)]

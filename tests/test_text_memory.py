@@ -13,7 +13,7 @@ from cdeq.consistency.student import Student
 from cdeq.equilibrium.memory import Remembering, Segment, require_memory
 from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.models.text.transformer import TransformerDEQ
-from cdeq.solvers import Anderson, solve_model
+from cdeq.solvers import solve_model
 from cdeq.trajectories.manifest import FingerprintMismatch, IncompleteStore
 from checks import same_tensors
 from teachers import Tanh, batches, randomized, small_transformer

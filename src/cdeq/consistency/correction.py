@@ -8,6 +8,7 @@ depend on the input; they are computed once for each input. Shapes: B samples, F
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import torch
@@ -53,9 +54,11 @@ class LearnedCorrection(nn.Module):
         )
 
     @classmethod
-    def matching(cls, context: Context, state: State, axes: list[int]) -> LearnedCorrection:
-        """The network for contexts and states like these."""
-        return cls([group.to_dict() for group in groups_of(context, state, axes)])
+    def matching(
+        cls, context: Context, state: State, axes: list[int], shared: Collection[int] = ()
+    ) -> LearnedCorrection:
+        """The network for contexts and states like these; it does not see what of the context is `shared`."""
+        return cls([group.to_dict() for group in groups_of(context, state, axes, shared)])
 
     def gate(self, context: Context, start: State) -> list[Any]:
         """What of the correction depends on the input alone."""

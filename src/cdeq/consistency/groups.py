@@ -6,15 +6,17 @@ along their features, so that what belongs together is seen together. Shapes: B 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cdeq.equilibrium.contract import Context
+from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, is_batched
+from cdeq.equilibrium.memory import Segment
 from cdeq.equilibrium.states import State, tensors_of
-from cdeq.equilibrium.trees import tensors_in
+from cdeq.equilibrium.trees import map_tensors, tensors_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +65,37 @@ def context_tensors(context: Context) -> list[Tensor]:
     ]
 
 
-def groups_of(context: Context, state: State, axes: list[int]) -> list[Group]:
-    """The groups of states like this one, and what of the context each of them sees."""
+def shared_tensors(teacher: EquilibriumModel, x: Input, context: Context, state: State) -> set[int]:
+    """Places of the context's tensors that belong to no single sample of a batch with a state like this one.
+
+    A table of positions may by chance be as long as the batch and the text; with another number of samples it stays
+    as it is. Of a text's memory, which may be as long as the text, there may be none for the next input.
+    """
+    tensors = context_tensors(context)
+    memory = {id(tensor) for tensor in (x.memory if isinstance(x, Segment) else ())}
+    shared = {i for i, tensor in enumerate(tensors) if id(tensor) in memory}
+    if not is_batched(teacher):
+        return shared
+    size = len(tensors_of(state)[0])
+    rows = [0, 0] if size == 1 else [0]
+
+    def cut(tensor: Tensor) -> Tensor:
+        own = tensor.layout == torch.strided and tensor.ndim and len(tensor) == size
+        return tensor[rows] if own else tensor
+
+    try:
+        others = context_tensors(teacher.inject(map_tensors(cut, x)))
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return shared  # its inputs cannot be cut like that: no more is known
+    if len(others) == len(tensors):
+        shared |= {i for i, other in enumerate(others) if other.shape[:1] != (len(rows),)}
+    return shared
+
+
+def groups_of(
+    context: Context, state: State, axes: list[int], shared: Collection[int] = ()
+) -> list[Group]:
+    """The groups of states like this one, and what each of them sees of the context that is not `shared`."""
     tensors, places = context_tensors(context), dict[tuple[Any, ...], list[int]]()
     parts = tensors_of(state)
     for i, (z, axis) in enumerate(zip(parts, axes, strict=True)):
@@ -74,7 +105,7 @@ def groups_of(context: Context, state: State, axes: list[int]) -> list[Group]:
         sources = [
             i
             for i, u in enumerate(tensors)
-            if u.ndim == ndim and _without(u.shape, axis) == positions
+            if i not in shared and u.ndim == ndim and _without(u.shape, axis) == positions
         ]
         groups.append(
             Group(

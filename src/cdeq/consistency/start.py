@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,9 +38,11 @@ class LearnedStart(nn.Module):
         )
 
     @classmethod
-    def matching(cls, context: Context, state: State, axes: list[int]) -> LearnedStart:
-        """The network for contexts and states like these."""
-        return cls([group.to_dict() for group in groups_of(context, state, axes)])
+    def matching(
+        cls, context: Context, state: State, axes: list[int], shared: Collection[int] = ()
+    ) -> LearnedStart:
+        """The network for contexts and states like these; it does not see what of the context is `shared`."""
+        return cls([group.to_dict() for group in groups_of(context, state, axes, shared)])
 
     def forward(self, context: Context, start: State) -> State:
         changes = [

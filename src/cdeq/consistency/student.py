@@ -21,6 +21,7 @@ from cdeq.consistency.clock import inference_fraction, solver_time
 from cdeq.consistency.copying import copy_of, frozen_copy
 from cdeq.consistency.correction import LearnedCorrection
 from cdeq.consistency.features import TimeHead, feature_axis_of
+from cdeq.consistency.groups import shared_tensors
 from cdeq.consistency.history import (
     AndersonHistory,
     GRUHistory,
@@ -131,8 +132,9 @@ class Student(nn.Module):
         teacher = frozen_copy(teacher)
         with torch.no_grad():
             context, z0 = try_teacher(teacher, x)
+            shared = shared_tensors(teacher, x, context, z0)  # type: ignore[arg-type]
         axes = [feature_axis_of(z, recipe.feature_axis) for z in tensors_of(z0)]
-        shape_of = (context, z0, axes)
+        shape_of = (context, z0, axes, shared)
         start_network = (
             _chosen(teacher, "start_network", start_network, LearnedStart, shape_of)
             if recipe.start == "learned"
@@ -379,7 +381,7 @@ def _chosen(
     offer: str,
     given: nn.Module | None,
     default: Any,
-    shape_of: tuple[Context, State, list[int]],
+    shape_of: tuple[Context, State, list[int], set[int]],
 ) -> nn.Module:
     """A network of the student's: the user's own, the one that the teacher offers, or the default for its state."""
     if given is not None:
