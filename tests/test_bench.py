@@ -3,15 +3,22 @@
 import importlib
 import io
 import json
+import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+import cdeq
 from cdeq.consistency.student import Student
+from cdeq.evaluation import SOLVERS
+from test_correction import Affine
+from test_correction import batches as vectors
+from test_correction import contraction as slow_linear
 from test_evaluation import batches, contraction
 
 ROOT = Path(__file__).parents[1]
@@ -107,6 +114,48 @@ def test_bench_image_loading_times_every_way_against_an_update(
         assert row["ratio"] == pytest.approx(expected)
         assert f"| {row['way']} |" in target.with_suffix(".md").read_text()
         assert row["way"] in shown
+
+
+def test_bench_strangers_compares_all_methods_on_maps_with_and_without_weights(
+    bench, tmp_path, monkeypatch, capsys
+):
+    strangers = bench("strangers")
+
+    def tiny(weights):
+        teacher = Affine(slow_linear(0.9).float(), weights)
+        return strangers.Stranger(teacher, vectors(4), vectors(2, seed=9))
+
+    maps = {"weighted": lambda: tiny(True), "plain": lambda: tiny(False), "other": None}
+    monkeypatch.setattr(strangers, "STRANGERS", maps)
+    short = partial(cdeq.distill, fit=cdeq.FitConfig(updates=10))
+    monkeypatch.setattr(strangers.cdeq, "distill", short)
+    path = tmp_path / "new" / "strangers.json"
+    arguments = ["strangers.py", "--only", "weighted", "plain", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    strangers.main()
+    rows = json.loads(path.read_text())["rows"]
+    students = ["warm_start", "anchored", "corrected"]
+    names = [(row["map"], row["method"]) for row in rows]
+    assert names == [
+        *(("weighted", method) for method in (*SOLVERS, *students)),
+        *(("plain", method) for method in (*SOLVERS, "warm_start", "corrected")),
+    ]
+    for row in rows:
+        assert list(row["distance"]) == [str(k) for k in strangers.COUNTS]
+        assert all(math.isfinite(d) for d in row["distance"].values())
+        assert row.get("exact_to", 0) < 1e-12
+    found = {name: row["distance"] for name, row in zip(names, rows, strict=True)}
+    for kind in ("weighted", "plain"):
+        assert found[kind, "corrected"]["2"] < 1e-3 < found[kind, "anderson"]["2"]
+    assert "| weighted | picard |" in path.with_suffix(".md").read_text()
+    assert capsys.readouterr().out.count("corrected") >= 2
+
+
+def test_bench_strangers_refuses_unknown_names(bench, monkeypatch):
+    strangers = bench("strangers")
+    monkeypatch.setattr(sys, "argv", ["strangers.py", "--only", "nothing"])
+    with pytest.raises(SystemExit, match="no map 'nothing'; there are linear"):
+        strangers.main()
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.safeguard import GuardedAnderson
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import causal_positions
-from cdeq.models.text.deq_transformer import DEQTransformer
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.solvers import Anderson
 from cdeq.solvers.anderson import anderson_weights, causal_products

@@ -1,11 +1,14 @@
 """Distillation that was interrupted goes on as if nothing had happened, and refuses what it cannot go on with."""
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from builders import Cut
 from cdeq import FitConfig, Recipe, TrajectoryStore, distill, record
-from cdeq.consistency.objective import DistillationObjective
+from cdeq.consistency.least_squares import fit_correction
+from cdeq.consistency.objective import DistillationObjective, StartObjective
 from cdeq.training import CheckpointError
 from checks import read_log, same_tensors
 from teachers import OfferedStart, Tanh, batches
@@ -34,7 +37,11 @@ def interrupted(monkeypatch, at, **arguments):
             distill(**arguments)
 
 
-@pytest.mark.parametrize("recipe", ["paper", "anchored"])
+def corrected(**changes):
+    return Recipe.from_name("corrected", start_updates=6, depth=3, **changes)
+
+
+@pytest.mark.parametrize("recipe", ["paper", "anchored", corrected(), corrected(lambda_1=0.5)])
 @pytest.mark.parametrize("at", [0, 3, 4, 9])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch, recipe, at):
     config = FitConfig(updates=10, checkpoint_every=2, log_every=1, learning_rate=1e-2)
@@ -51,6 +58,61 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeyp
     assert same_tensors(ours, theirs)
     assert read_log(folder) == read_log(tmp_path / "whole")
     assert [entry["update"] for entry in read_log(folder)] == list(range(10))
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 4, 5])
+@pytest.mark.parametrize("name", ["corrected", "warm_start"])
+def test_a_run_interrupted_while_its_start_is_trained_goes_on(tmp_path, monkeypatch, name, at):
+    recipe = Recipe.from_name(name, start_updates=6, depth=3)
+    call = {"teacher": Tanh(), "data": batches(), "recipe": recipe, "fit": SHORT}
+    whole = distill(**call, folder=tmp_path / "whole")
+    call["folder"] = folder = tmp_path / "cut"
+    forward = StartObjective.forward
+
+    def fatal(self, batch, update):
+        if update == at:
+            raise Cut
+        return forward(self, batch, update)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StartObjective, "forward", fatal)
+        with pytest.raises(Cut):
+            distill(**call)
+    assert not (folder / "checkpoint.safetensors").exists()
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr(StartObjective, "forward", lambda *a: seen.append(a[2]) or forward(*a))
+        resumed = distill(**call)
+        assert seen == list(range(at - at % 2, 6))  # from the last checkpoint of the start
+        assert same_weights(whole, resumed)
+        # A finished start is not trained again.
+        assert same_weights(whole, distill(**call))
+        assert len(seen) == 6 - (at - at % 2)
+    for part in ("", "start"):
+        ours, theirs = (
+            load_file(f / part / "checkpoint.safetensors") for f in (folder, tmp_path / "whole")
+        )
+        assert same_tensors(ours, theirs)
+        assert read_log(folder / part) == read_log(tmp_path / "whole" / part)
+
+
+def test_the_running_average_begins_after_the_start_and_the_fit(tmp_path, monkeypatch):
+    def fitted(student, data, **options):
+        assert student.start_network.networks[0].outer.linear.weight.any()  # zero at first
+        assert not student.correction.blocks[0].linear.linear.weight.any()
+        fit_correction(student, data, **options)
+
+    monkeypatch.setattr("cdeq.consistency.distillation.fit_correction", fitted)
+    monkeypatch.setattr(DistillationObjective, "update_average", lambda self: None)
+    still = FitConfig(updates=1, learning_rate=1e-30)
+    fast = FitConfig(updates=6)  # of the start
+    monkeypatch.setattr("cdeq.consistency.distillation.replace", lambda config, **changes: fast)
+    student = distill(Tanh(), batches(), recipe=corrected(lambda_1=0.5), fit=still, folder=tmp_path)
+    assert student.correction.blocks[0].linear.linear.weight.any()
+    own = list(student.own_parts().parameters())
+    kept = load_file(tmp_path / "checkpoint.safetensors")
+    averages = [kept[f"buffer.average_{i}"] for i in range(len(own))]
+    torch.testing.assert_close(averages, own, rtol=0, atol=1e-20)
 
 
 def test_the_log_is_cut_back_to_the_checkpoint(tmp_path, monkeypatch):
@@ -73,17 +135,33 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     assert same_weights(first, distill(**call))
 
 
+class Scaled(nn.Module):
+    """A correction of the user's own, which is fitted by gradients alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def gate(self, context, start):
+        return None
+
+    def forward(self, r, gates):
+        return self.scale * r
+
+
 DIFFERENT = [
     ({"recipe": Recipe.from_name("anchored", decay=0.123)}, r"recipe\.decay"),
     ({"fit": FitConfig(updates=7, checkpoint_every=2, log_every=1)}, r"training\.updates"),
     ({"seed": 1}, "seed"),
     ({"start_network": OfferedStart(8)}, "start_network"),
+    ({"recipe": corrected(), "correction": Scaled()}, "correction"),
 ]
 
 
 @pytest.mark.parametrize(("change", "named"), DIFFERENT)
 def test_a_checkpoint_of_another_run_is_refused_by_what_differs(tmp_path, change, named):
     call = {"teacher": Tanh(), "data": batches(), "fit": SHORT, "folder": tmp_path}
+    call["recipe"] = corrected() if named == "correction" else "anchored"
     distill(**call)
     with pytest.raises(CheckpointError, match=rf"another run: it differs in {named}\."):
         distill(**call | change)

@@ -201,7 +201,10 @@ def _fit_student(
         student = Student.for_example(teacher, recipe, placed(store[0]).x, *networks).train()
     precision = target_precision(store)
     _check_labels(student, task_loss, placed(store[0]))
-    objective = DistillationObjective(student, task_loss, seed, log_floor=precision**2)
+
+    def objective_now() -> DistillationObjective:
+        """Its running average begins with the student as it is."""
+        return DistillationObjective(student, task_loss, seed, log_floor=precision**2)
 
     def batch_at(update: int) -> TrajectoryBatch:
         """Every batch once in each epoch, in an order that depends on the seed and the epoch alone."""
@@ -228,7 +231,7 @@ def _fit_student(
     }
     if recipe.start_updates:
         run_fit(
-            StartObjective(objective),
+            StartObjective(objective_now()),
             batch_at,
             replace(config, updates=recipe.start_updates, warmup=0),
             folder=None if folder is None else folder / "start",
@@ -244,6 +247,7 @@ def _fit_student(
             steps=recipe.depth,
             floor=precision,
         )
+    objective = objective_now()
     run_fit(
         objective,
         batch_at,
