@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph
-from cdeq.models.arguments import arguments_of
-from cdeq.models.graph.dropout import checked_probability
 from cdeq.models.graph.sparse import project_features
+from cdeq_experiments.rivals.arguments import checked_arguments
 
 
 class GPM(nn.Module):
@@ -51,14 +50,9 @@ class GPM(nn.Module):
         chunk: int = 2048,
     ):
         super().__init__()
-        self.config = arguments_of(locals())
-        counts = {"layers": layers, "patterns": patterns, "length": length, "chunk": chunk}
-        for name, count in counts.items():
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, not {count}")
+        self.config = checked_arguments(locals(), seed=0)
         if width % heads:
             raise ValueError(f"width ({width}) must be a multiple of heads ({heads})")
-        checked_probability(dropout)
         self.patterns, self.length, self.chunk = patterns, length, chunk
         self.anonymous_weight, self.seed, self.dropout = anonymous_weight, seed, dropout
         self.project = nn.Linear(features, width)
@@ -79,7 +73,10 @@ class GPM(nn.Module):
             nodes = torch.arange(adjacency.shape[0], device=adjacency.device)
         if len(nodes) == 0:
             raise ValueError("nodes is empty: give at least one node, or None for all")
-        generator = self._generator()
+        self.calls += self.training
+        # Call 0 is evaluation's; the stride keeps the calls of neighbouring seeds apart.
+        call = int(self.calls) if self.training else 0
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + call)
         projected = project_features(self.project, features)
         projected = F.dropout(projected, self.dropout, self.training)
         logits = []
@@ -87,13 +84,6 @@ class GPM(nn.Module):
             walks = random_walks(adjacency, part, self.patterns, self.length, generator)
             logits.append(self._classify(projected, walks))
         return torch.cat(logits)
-
-    def _generator(self) -> torch.Generator:
-        """Call 0 is evaluation's; the stride keeps the calls of neighbouring seeds apart."""
-        if self.training:
-            self.calls += 1
-        call = int(self.calls) if self.training else 0
-        return torch.Generator().manual_seed(1_000_003 * self.seed + call)
 
     def _classify(self, projected: Tensor, walks: Tensor) -> Tensor:
         """Logits (B, C) from the features of all nodes (N, D) and walks (B, P, L + 1)."""
