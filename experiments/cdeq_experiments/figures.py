@@ -116,7 +116,7 @@ def overhead_of(suite: Suite, name: str) -> dict[str, float]:
     suite.train_student(config, 0)
     store, seconds = suite.record(recipe.store_mode)
     before = evaluation.begin_peak()
-    fit, loss = replace(config.fit, updates=4, warmup=0), suite.task_loss(teacher)
+    fit, loss = replace(config.fit, updates=4, warmup_updates=0), suite.task_loss(teacher)
     distill(teacher, store, recipe=recipe, fit=fit, task_loss=loss)
     peak = evaluation.peak_megabytes()
     return {

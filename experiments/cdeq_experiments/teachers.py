@@ -33,7 +33,7 @@ def settings(config: SuiteConfig) -> list[SuiteConfig]:
 
     found = {
         USUAL: teacher,
-        f"{longer} updates": trained(updates=longer, warmup=min(10, longer // 10)),
+        f"{longer} updates": trained(updates=longer, warmup_updates=min(10, longer // 10)),
         "no weight decay": trained(weight_decay=0.0),
         "dropout 0.2": built(dropout=0.2),
         f"width {2 * width}": built(width=2 * width),

@@ -190,12 +190,12 @@ class Budget:
     depths: tuple[int, int] = (8, 20)
     phantom_steps: int = 3
     penalty: float = 0.1
-    warmup: int = 100
+    warmup_updates: int = 100
     weight_decay: float = 0.0
 
     def fit(self, updates: Updates) -> FitConfig:
         """The training of a model from its beginning."""
-        config = _fit(updates, min(self.warmup, updates.count // 4))
+        config = _fit(updates, min(self.warmup_updates, updates.count // 4))
         return replace(config, weight_decay=self.weight_decay)
 
     def teach(self) -> TeachConfig:
@@ -203,6 +203,7 @@ class Budget:
         return TeachConfig(
             fit=self.fit(self.teaching),
             gradient=Phantom(steps=self.phantom_steps, damping=1.0),
+            tol=1e-3,
             depths=self.depths,
             penalty=self.penalty,
         )
@@ -215,7 +216,9 @@ class Budget:
             title=title,
             model=model,
             arguments=arguments,
-            pretraining=TeachConfig(fit=shallow, pretrain=shallow.updates, pretrain_depth=depth),
+            pretraining=TeachConfig(
+                fit=shallow, pretrain_updates=shallow.updates, pretrain_depth=depth
+            ),
             teaching=self.teach(),
         )
 
@@ -243,9 +246,9 @@ class Budget:
         }
 
 
-def _fit(updates: Updates, warmup: int = 0) -> FitConfig:
+def _fit(updates: Updates, warmup_updates: int = 0) -> FitConfig:
     given: dict[str, Any] = {"updates": updates.count, "learning_rate": updates.rate}
-    return FitConfig(**given, warmup=warmup, checkpoint_every=200)
+    return FitConfig(**given, warmup_updates=warmup_updates, checkpoint_every=200)
 
 
 def record_configs(endpoint: int, full: int) -> dict[str, RecordConfig]:

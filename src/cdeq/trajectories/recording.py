@@ -178,7 +178,9 @@ def _memory_left(model: EquilibriumModel, writer: _Writer) -> Memory:
     device = _device_of(model)
     finished = TrajectoryStore(writer.folder, writer.manifest, verify=True)
     last = finished[len(finished) - 1]
-    context = model.inject(last.x if device is None else map_tensors(lambda t: t.to(device), last.x))
+    context = model.inject(
+        last.x if device is None else map_tensors(lambda t: t.to(device), last.x)
+    )
     # In the model's own precision, which may be other than the store's.
     z = map_state(lambda kept, own: kept.to(own), last.endpoint, model.start(context))
     return require_memory(model).remember(z, context)
