@@ -42,7 +42,7 @@ NOTES: dict[str, Page] = tomllib.loads(
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """`configs(scale)` are its data sets; `measure(suites, options)` gives what they measured, part by part.
+    """`configs(scale)` are its data sets; `measure(suites, options)` gives what they measured, some parts at a time.
 
     `layout`: how it is shown; `more(configs)`: what that needs to know. `publish`: its models are kept for users.
     """
@@ -50,7 +50,7 @@ class Experiment:
     name: str
     layout: str
     configs: Callable[[str], list[SuiteConfig]]
-    measure: Callable[[list[Suite], Options], Iterable[Part]]
+    measure: Callable[[list[Suite], Options], Iterable[list[Part]]]
     more: Callable[[list[SuiteConfig]], Page] = lambda configs: {}
     publish: bool = False
 
@@ -63,27 +63,24 @@ class Experiment:
     def run(self, options: Options) -> Results:
         """Do what was not done before; the page is written as soon as there is something new to show."""
         suites, parts = make_suites(self.configs(options.scale), options), list[Part]()
-        for part in self.measure(suites, options):
-            parts.append(part)
-            results = self.gather(options.scale, parts)
+        for new in self.measure(suites, options):
+            parts += new
+            results = Results(
+                experiment=self.name,
+                scale=options.scale,
+                commit=evaluation.joined(part["commit"] for part in parts),
+                command=evaluation.joined(part["command"] for part in parts),
+                hardware=parts[-1]["hardware"],
+                teachers=tuple(TeacherResult(**t) for part in parts for t in part["teachers"]),
+                rows=tuple(Row(**row) for part in parts for row in part["rows"]),
+                page=self.page(options.scale),
+            )
             if options.leads:
                 write_pages(results, options.out)
         if self.publish and options.leads:
             for line in filter(None, (suite.publish() for suite in suites)):
                 options.say(line)
         return results
-
-    def gather(self, scale: str, parts: Sequence[Part]) -> Results:
-        return Results(
-            experiment=self.name,
-            scale=scale,
-            commit=evaluation.joined(part["commit"] for part in parts),
-            command=evaluation.joined(part["command"] for part in parts),
-            hardware=parts[-1]["hardware"],
-            teachers=tuple(TeacherResult(**t) for part in parts for t in part["teachers"]),
-            rows=tuple(Row(**row) for part in parts for row in part["rows"]),
-            page=self.page(scale),
-        )
 
 
 def make_part(suite: Suite, rows: Iterable[Row], scores: Iterable[Part] = ()) -> Part:
@@ -105,7 +102,7 @@ def make_part(suite: Suite, rows: Iterable[Row], scores: Iterable[Part] = ()) ->
     return {**kept, **evaluation.provenance(scores)}
 
 
-def measure_tables(suites: Sequence[Suite], options: Options) -> Iterator[Part]:
+def measure_tables(suites: Sequence[Suite], options: Options) -> Iterator[list[Part]]:
     """One suite after another, or, where several processes share the work, all suites with the same seed at once.
 
     So a run that is cut short has something of everything.
@@ -120,7 +117,7 @@ def measure_tables(suites: Sequence[Suite], options: Options) -> Iterator[Part]:
         run_jobs([job for suite in group for job in recordings_of(suite)], options)
         run_jobs([entry.job() for entry in entries if not entry.early], options)
         for suite in group:
-            yield from run_jobs([timing(suite)], options, alone=True)
+            yield run_jobs([timing(suite)], options, alone=True)
 
 
 def timing(suite: Suite) -> Job:

@@ -43,9 +43,9 @@ def settings(config: SuiteConfig) -> list[SuiteConfig]:
     return [replace(alone, teacher=replace(one, title=name)) for name, one in found.items()]
 
 
-def measure_settings(suites: Sequence[Suite], options: Options) -> Iterator[Part]:
+def measure_settings(suites: Sequence[Suite], options: Options) -> Iterator[list[Part]]:
     run_jobs([suite.equilibria() for suite in suites], options)
-    yield from run_jobs([setting(suite) for suite in suites], options)
+    yield run_jobs([setting(suite) for suite in suites], options)
 
 
 def setting(suite: Suite) -> Job:

@@ -159,6 +159,11 @@ class SuiteConfig:
         gone |= {"explicit": {}, "tolerances": limits, "solvers": solvers}
         return replace(self, students=students, counts=counts, **gone)
 
+    def few_step_teacher(self, steps: int) -> TeacherConfig:
+        """The teacher's model, trained on from its shallow training to be good after `steps` Picard steps."""
+        assert self.few_step is not None
+        return replace(self.teacher, teaching=few_step_teaching(self.few_step, steps))
+
 
 # How everything on a text or on images is trained.
 
