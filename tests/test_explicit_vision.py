@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cdeq_experiments.rivals.alexnet import AlexNet
 from cdeq_experiments.rivals.hrnet import ExchangeModule, HRNet, Residual, bottleneck
 from cdeq_experiments.rivals.image_layers import conv_norms, he_weights, stem_stride
-from cdeq_experiments.rivals.inception import InceptionBlock, InceptionV2, Widths
+from cdeq_experiments.rivals.inception import InceptionBlock, InceptionV2
 
 SMALL = {
     AlexNet: {"width": 16, "hidden": 64},
@@ -234,7 +234,7 @@ def test_the_channels_of_inception_blocks_are_the_papers():
 def test_an_inception_block_puts_its_paths_beside_each_other():
     torch.manual_seed(0)
     x = torch.randn(2, 6, 9, 9)
-    block = InceptionBlock(6, Widths(3, 2, 4, 2, 5, 1)).eval()
+    block = InceptionBlock(6, (3, 2, 4, 2, 5, 1)).eval()
     parts = block(x).split((3, 4, 5, 1), dim=1)
     for part, path in zip(parts, block.paths, strict=True):
         assert torch.equal(part, path(x))
@@ -247,7 +247,7 @@ def test_an_inception_block_puts_its_paths_beside_each_other():
 def test_a_strided_inception_block_passes_its_input_through_a_pool():
     torch.manual_seed(0)
     x = torch.randn(2, 6, 9, 9)
-    block = InceptionBlock(6, Widths(0, 2, 4, 2, 5, 0)).eval()
+    block = InceptionBlock(6, (0, 2, 4, 2, 5, 0)).eval()
     y = block(x)
     assert y.shape == (2, 4 + 5 + 6, 5, 5)
     torch.testing.assert_close(y[:, -6:, 1, 2], x[:, :, 1:4, 3:6].amax(dim=(2, 3)))
@@ -326,7 +326,8 @@ def test_a_bottleneck_keeps_a_fitting_input_on_its_shortcut():
     assert isinstance(bottleneck(16, 4).shortcut, nn.Identity)
     assert not isinstance(bottleneck(8, 4).shortcut, nn.Identity)
     x = torch.randn(2, 3, 4, 4)
-    torch.testing.assert_close(Residual(nn.Tanh(), nn.Identity())(x), F.relu(x.tanh() + x))
+    block = Residual(3, (3, 3)).eval()
+    torch.testing.assert_close(block(x), F.relu(block.body(x) + x))
 
 
 def test_layers_before_a_relu_keep_the_size_of_their_input():

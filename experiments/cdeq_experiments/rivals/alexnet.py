@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from cdeq_experiments.rivals.arguments import checked_arguments
 from cdeq_experiments.rivals.image_layers import SMALL_IMAGE, ImageClassifier, stem_stride
 
 POOLED = (0, 1, 4)
@@ -40,7 +41,7 @@ class AlexNet(ImageClassifier):
         batch_norm: bool = False,
     ):
         super().__init__()
-        self.configure(locals())
+        self.config = checked_arguments(locals())
         small, times = image_size <= SMALL_IMAGE, (1, 3, 6, 4, 4)
         channels = [in_channels, *(width * each for each in times)]
         kernels = [5 if small else 11, 5, 3, 3, 3]

@@ -50,7 +50,7 @@ class GPM(nn.Module):
         chunk: int = 2048,
     ):
         super().__init__()
-        self.config = checked_arguments(locals(), seed=0)
+        self.config = checked_arguments(locals())
         if width % heads:
             raise ValueError(f"width ({width}) must be a multiple of heads ({heads})")
         self.patterns, self.length, self.chunk = patterns, length, chunk
@@ -125,33 +125,24 @@ def random_walks(
     a node without neighbours stays where it is. The generator is one of the CPU.
     """
     pointers, columns = adjacency.crow_indices(), adjacency.col_indices()
-    at = starts.repeat_interleave(walks)
-    visited = [at]
-    for _ in range(length):
-        at = _next_nodes(pointers, columns, at, generator)
-        visited.append(at)
+    visited = [starts.repeat_interleave(walks)]
+    for _ in range(length if len(columns) else 0):
+        at = visited[-1]
+        first = pointers[at]
+        degree = pointers[at + 1] - first
+        # In double precision, where a number below 1 times a degree stays below the degree.
+        draws = torch.rand(2, len(at), dtype=torch.float64, generator=generator).to(at.device)
+        last = (first + degree - 1).clamp_min(0)
+        # Where the draw is the node itself, again from the row without its last entry; should that be the node
+        # too, that entry. With d entries, self-loop among them, a neighbour is then drawn with chance
+        # 1/d + 1/d 1/(d - 1) = 1/(d - 1): evenly, without a list of self-loops.
+        once = columns[torch.minimum(first + (draws[0] * degree).long(), last)]
+        again = columns[torch.minimum(first + (draws[1] * (degree - 1)).long(), last)]
+        again = torch.where(again == at, columns[last], again)
+        step = torch.where(once == at, again, once)
+        visited.append(torch.where(degree == 0, at, step))
+    visited += visited[:1] * (length + 1 - len(visited))
     return torch.stack(visited, dim=1).view(len(starts), walks, length + 1)
-
-
-def _next_nodes(
-    pointers: Tensor, columns: Tensor, at: Tensor, generator: torch.Generator
-) -> Tensor:
-    """One step: draw from the row; where that is the node itself, draw again from the row without its last entry.
-
-    Should that be the node again, the last entry is taken. With d entries, self-loop among them, a
-    neighbour is then drawn with chance 1/d + 1/d 1/(d - 1) = 1/(d - 1): evenly, without a list of self-loops.
-    """
-    if len(columns) == 0:
-        return at
-    first = pointers[at]
-    degree = pointers[at + 1] - first
-    # In double precision, where a number below 1 times a degree stays below the degree.
-    draws = torch.rand(2, len(at), dtype=torch.float64, generator=generator).to(at.device)
-    last_edge = (first + degree - 1).clamp_min(0)
-    once = columns[torch.minimum(first + (draws[0] * degree).long(), last_edge)]
-    again = columns[torch.minimum(first + (draws[1] * (degree - 1)).long(), last_edge)]
-    again = torch.where(again == at, columns[last_edge], again)
-    return torch.where(degree == 0, at, torch.where(once == at, again, once))
 
 
 def anonymous_paths(walks: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from itertools import pairwise, product
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdeq_experiments.rivals.arguments import checked_arguments
 from cdeq_experiments.rivals.image_layers import ImageClassifier, conv_norms, stem_stride
 
 
@@ -41,13 +42,12 @@ class HRNet(ImageClassifier):
     ):
         super().__init__()
         modules = tuple(modules)
-        self.configure(locals())
-        if not 2 <= stages <= len(modules):
+        self.config = checked_arguments(locals())
+        if not 2 <= stages <= len(modules) or min(modules[:stages]) < 1:
             raise ValueError(
-                f"stages must be from 2, which exchange, to the {len(modules)} of modules, not {stages}"
+                f"stages must be from 2 to the {len(modules)} of modules, with at least one module each, "
+                f"not {stages} of {modules}"
             )
-        if min(modules[:stages]) < 1:
-            raise ValueError(f"each stage needs at least one module, not {modules[:stages]}")
         widths = [width << branch for branch in range(stages)]
         self.stem = conv_norms(in_channels, (stem, 3, stem_stride(image_size, 2)), (stem, 3, 2))
         inputs = [stem, *[4 * stem] * (modules[0] * blocks - 1)]
@@ -98,7 +98,8 @@ class ExchangeModule(nn.Module):
     def __init__(self, widths: Sequence[int], blocks: int):
         super().__init__()
         self.branches = nn.ModuleList(
-            nn.Sequential(*(basic_block(width) for _ in range(blocks))) for width in widths
+            nn.Sequential(*(Residual(width, (width, 3), (width, 3)) for _ in range(blocks)))
+            for width in widths
         )
         self.paths = nn.ModuleDict(
             {
@@ -135,23 +136,19 @@ def exchange_path(widths: Sequence[int], source: int, target: int) -> nn.Sequent
 
 
 class Residual(nn.Module):
-    """relu(body(x) + shortcut(x)) of He et al. (2016)."""
+    """relu(convolutions(x) + shortcut(x)) of He et al. (2016), the shortcut an identity where the width stays."""
 
-    def __init__(self, body: nn.Module, shortcut: nn.Module):
+    def __init__(self, inputs: int, *layers: tuple[int, ...]):
         super().__init__()
-        self.body, self.shortcut = body, shortcut
+        outputs = layers[-1][0]
+        self.body = conv_norms(inputs, *layers, relu=False)
+        same = inputs == outputs
+        self.shortcut = nn.Identity() if same else conv_norms(inputs, (outputs, 1), relu=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + self.shortcut(x), inplace=True)
 
 
-def basic_block(width: int) -> Residual:
-    """Two 3 x 3 convolutions that keep the width."""
-    return Residual(conv_norms(width, (width, 3), (width, 3), relu=False), nn.Identity())
-
-
 def bottleneck(inputs: int, inner: int) -> Residual:
     """1 x 1, 3 x 3 and 1 x 1 convolutions, `inputs` to 4 `inner` channels."""
-    body = conv_norms(inputs, (inner, 1), (inner, 3), (4 * inner, 1), relu=False)
-    same = inputs == 4 * inner
-    return Residual(body, nn.Identity() if same else conv_norms(inputs, (4 * inner, 1), relu=False))
+    return Residual(inputs, (inner, 1), (inner, 3), (4 * inner, 1))

@@ -7,12 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cdeq_experiments.rivals.arguments import checked_arguments
-
 # Up to here the published stems, made for 224 pixels, would leave too few positions.
 SMALL_IMAGE = 64
-# Each classifier halves its maps three times after the stem.
-SMALLEST_IMAGE = 8
 
 
 class ImageClassifier(nn.Module):
@@ -22,10 +18,6 @@ class ImageClassifier(nn.Module):
     """Whether images must have the `image_size` that it was built for, which else only rules the stem."""
     config: dict[str, Any]
     features: Callable[[Tensor], Tensor]
-
-    def configure(self, names: dict[str, Any]) -> None:
-        """Keep the arguments of a constructor, given its `locals()`."""
-        self.config = checked_arguments(names, image_size=SMALLEST_IMAGE)
 
     def finish(self, features: int) -> None:
         """Draw the weights of all layers so far, which stand before a ReLU, and add the head, which does not."""

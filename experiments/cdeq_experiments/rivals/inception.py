@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from cdeq_experiments.rivals.arguments import checked_arguments
 from cdeq_experiments.rivals.image_layers import (
     SMALL_IMAGE,
     ImageClassifier,
@@ -15,40 +15,24 @@ from cdeq_experiments.rivals.image_layers import (
     stem_stride,
 )
 
-
-class Widths(NamedTuple):
-    """The channels of an Inception block, a row of figure 5 of Ioffe & Szegedy (2015).
-
-    `single` counts those of the 1 x 1 convolution, `three` and `double` those of the paths with one and
-    two 3 x 3 convolutions, each behind a 1 x 1 convolution to `..._reduce` channels, and `pool` those of
-    the pooled path. A block of stride 2 has no `single`, and its pooled path passes all channels through.
-    """
-
-    single: int
-    three_reduce: int
-    three: int
-    double_reduce: int
-    double: int
-    pool: int
-
-    def scaled(self, width: float) -> Widths:
-        return Widths(*(scale(channels, width) for channels in self))
-
-
 STEM = (64, 64, 192)
 # The paper's table gives 4c and 4d 576 channels, which its own columns do not sum to: they are 608.
-STAGES: tuple[tuple[Widths, ...], ...] = (
-    (Widths(64, 64, 64, 64, 96, 32), Widths(64, 64, 96, 64, 96, 64)),
+STAGES = (
+    ((64, 64, 64, 64, 96, 32), (64, 64, 96, 64, 96, 64)),
     (
-        Widths(224, 64, 96, 96, 128, 128),
-        Widths(192, 96, 128, 96, 128, 128),
-        Widths(160, 128, 160, 128, 160, 128),
-        Widths(96, 128, 192, 160, 192, 128),
+        (224, 64, 96, 96, 128, 128),
+        (192, 96, 128, 96, 128, 128),
+        (160, 128, 160, 128, 160, 128),
+        (96, 128, 192, 160, 192, 128),
     ),
-    (Widths(352, 192, 320, 160, 224, 128), Widths(352, 192, 320, 192, 224, 128)),
+    ((352, 192, 320, 160, 224, 128), (352, 192, 320, 192, 224, 128)),
 )
-# Blocks 3c and 4e, which end the first and the second stage; nothing follows the third.
-REDUCTIONS = ((Widths(0, 128, 160, 64, 96, 0),), (Widths(0, 128, 192, 192, 256, 0),), ())
+"""The channels of the blocks, rows of figure 5 of Ioffe & Szegedy (2015): `single, three_reduce, three, double_reduce,
+double, pool`. `single` are those of the 1 x 1 convolution, `three` and `double` those of the paths with one and two
+3 x 3 convolutions, each behind a 1 x 1 convolution to `..._reduce` channels, and `pool` those of the pooled path.
+"""
+# Blocks 3c and 4e, of stride 2, which end the first and the second stage; nothing follows the third.
+REDUCTIONS = (((0, 128, 160, 64, 96, 0),), ((0, 128, 192, 192, 256, 0),), ())
 PUBLISHED_BLOCKS = tuple(len(stage) for stage in STAGES)
 
 
@@ -77,7 +61,7 @@ class InceptionV2(ImageClassifier):
     ):
         super().__init__()
         blocks = tuple(blocks)
-        self.configure(locals())
+        self.config = checked_arguments(locals())
         if not width > 0:
             raise ValueError(
                 f"width scales the published channels and must be above 0, not {width}"
@@ -87,15 +71,22 @@ class InceptionV2(ImageClassifier):
             raise ValueError(
                 f"blocks must be three numbers from 1 to at most {PUBLISHED_BLOCKS}, not {blocks}"
             )
-        self.stem = stem(in_channels, image_size, width)
-        channels = scale(STEM[-1], width)
+        first, reduced, channels = (scale(published, width) for published in STEM)
+        small = image_size <= SMALL_IMAGE
+        self.stem = nn.Sequential(
+            conv_norms(in_channels, (first, 3 if small else 7, stem_stride(image_size, 2))),
+            nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1),
+            conv_norms(first, (reduced, 1), (channels, 3)),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
         self.stages = nn.Sequential()
-        for published, kept, end in zip(STAGES, blocks, REDUCTIONS, strict=True):
+        for rows, kept, end in zip(STAGES, blocks, REDUCTIONS, strict=True):
             stage = nn.Sequential()
-            for widths in (*published[:kept], *end):
+            for widths in (*rows[:kept], *end):
                 # Only the very last block of the paper takes the largest of its pool, not the mean.
                 largest = widths is STAGES[-1][-1]
-                block = InceptionBlock(channels, widths.scaled(width), largest=largest)
+                scaled = [scale(published, width) for published in widths]
+                block = InceptionBlock(channels, scaled, largest=largest)
                 stage.append(block)
                 channels = block.channels
             self.stages.append(stage)
@@ -113,7 +104,7 @@ class InceptionBlock(nn.Module):
     pool of largest values alone: (B, channels, H / 2, W / 2), rounded up.
     """
 
-    def __init__(self, inputs: int, widths: Widths, *, largest: bool = False):
+    def __init__(self, inputs: int, widths: Sequence[int], *, largest: bool = False):
         super().__init__()
         single, three_reduce, three, double_reduce, double, pooled = widths
         stride = 1 if single else 2
@@ -132,18 +123,6 @@ class InceptionBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([path(x) for path in self.paths], dim=1)
-
-
-def stem(in_channels: int, image_size: int, width: float) -> nn.Sequential:
-    """From images to the first stage; the class says which rule the sizes follow."""
-    first, reduce, last = (scale(channels, width) for channels in STEM)
-    small = image_size <= SMALL_IMAGE
-    return nn.Sequential(
-        conv_norms(in_channels, (first, 3 if small else 7, stem_stride(image_size, 2))),
-        nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1),
-        conv_norms(first, (reduce, 1), (last, 3)),
-        nn.MaxPool2d(3, stride=2, padding=1),
-    )
 
 
 def scale(channels: int, width: float) -> int:

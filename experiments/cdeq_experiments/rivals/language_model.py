@@ -31,8 +31,8 @@ class LanguageModel(nn.Module):
     ):
         super().__init__()
         cutoffs = tuple(cutoffs)
-        self.config = checked_arguments(locals(), memory=0)
-        self.width = width
+        self.config = checked_arguments(locals())
+        self.width, self.dropout = width, nn.Dropout(dropout)
         self.words = AdaptiveVocabulary(
             vocabulary=vocabulary, width=width, cutoffs=cutoffs, divisor=divisor
         )

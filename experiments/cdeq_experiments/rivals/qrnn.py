@@ -28,7 +28,7 @@ class QRNN(LanguageModel):
         self, *, channels: int = 220, layers: int = 3, weight_dropout: float = 0.0, **words: Any
     ):
         super().__init__(channels=channels, layers=layers, weight_dropout=weight_dropout, **words)
-        self.dropout, self.weight_dropout = self.config["dropout"], weight_dropout
+        self.weight_dropout = weight_dropout
         self.sizes = [self.width, *[channels] * (layers - 1), self.width]
         self.projections = nn.ModuleList()
         for i, (inputs, outputs) in enumerate(pairwise(self.sizes)):
@@ -44,7 +44,7 @@ class QRNN(LanguageModel):
         batch = len(tokens)
         shapes = [*((batch, size) for size in self.sizes[1:]), (batch, 1, self.width)]
         *cells, before = self.remembered(memory, shapes)
-        h = locked_dropout(self.words.embed(tokens), self.dropout, self.training)
+        h = locked_dropout(self.words.embed(tokens), self.dropout.p, self.training)
         known = torch.cat((before, h), dim=1)
         h, kept = torch.cat((known[:, :-1], h), dim=-1), []
         for projection, cell in zip(self.projections, cells, strict=True):
@@ -52,7 +52,7 @@ class QRNN(LanguageModel):
             weight = F.dropout(projection.weight, self.weight_dropout, self.training)
             z, f, o = F.linear(h, weight, projection.bias).chunk(3, dim=-1)
             c = forget_pool(z.tanh(), f.sigmoid(), cell)
-            h = locked_dropout(o.sigmoid() * c, self.dropout, self.training)
+            h = locked_dropout(o.sigmoid() * c, self.dropout.p, self.training)
             kept.append(c[:, -1].detach())
         return h, (*kept, known[:, -1:].detach())
 

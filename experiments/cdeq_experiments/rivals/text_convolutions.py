@@ -47,10 +47,6 @@ class _ConvolutionalModel(LanguageModel):
 
     network: Callable[[Tensor, Convolve], Tensor]
 
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
-        self.dropout = nn.Dropout(self.config["dropout"])
-
     def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
         convs = [module for module in self.modules() if isinstance(module, CausalConv)]

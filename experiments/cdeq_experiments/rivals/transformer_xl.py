@@ -32,12 +32,11 @@ class TransformerXL(LanguageModel):
         **words: Any,
     ):
         super().__init__(heads=heads, inner=inner, layers=layers, memory=memory, **words)
-        width, dropout = self.width, self.config["dropout"]
+        width, dropout = self.width, self.dropout.p
         if width % heads or width % 2:
             raise ValueError(f"width must be even and a multiple of heads = {heads}, not {width}")
         self.memory = memory
         self.blocks = nn.ModuleList(_Block(width, heads, inner, dropout) for _ in range(layers))
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
