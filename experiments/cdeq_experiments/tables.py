@@ -22,7 +22,7 @@ from cdeq_experiments.configs import table_configs
 from cdeq_experiments.configs.base import Kind, SuiteConfig
 from cdeq_experiments.entries import SOLVED, entries_of, recordings_of
 from cdeq_experiments.jobs import Job, run_jobs
-from cdeq_experiments.options import Options
+from cdeq_experiments.options import ExperimentError, Options
 from cdeq_experiments.pages import write_pages
 from cdeq_experiments.suites import make_suites
 from cdeq_experiments.suites.base import Suite
@@ -59,6 +59,13 @@ class Experiment:
         configs = self.configs(scale)
         counts = {config.title: list(config.counts.shown) for config in configs}
         return {"layout": self.layout, **NOTES[self.name], "counts": counts, **self.more(configs)}
+
+    def require_notes(self) -> None:
+        """Refuse at once, not after training, an experiment without a title."""
+        if self.name not in NOTES:
+            raise ExperimentError(
+                f"{self.name} has no title: add [{self.name}] to notes.toml, with title and notes"
+            )
 
     def run(self, options: Options) -> Results:
         """Do what was not done before; the page is written as soon as there is something new to show."""

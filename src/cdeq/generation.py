@@ -243,7 +243,9 @@ def load_text_student(folder: str | Path) -> tuple[Student, LanguageModel, Vocab
     """A student of a language model, its teacher, and their words, as `cdeq reproduce table1` keeps them."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise GenerationError(f"there is no folder {folder}")
+        raise GenerationError(
+            f"there is no folder {folder}: `cdeq reproduce table1` makes one, in runs/models"
+        )
     student = Student.load(folder)
     try:
         teacher = require_language_model(student.teacher)
