@@ -37,7 +37,7 @@ with cdeq.process_group():
             learning_rate=2e-3,
             checkpoint_every=options.checkpoint_every,
         ),
-        pretrain=options.teacher_updates // 2,
+        pretrain_updates=options.teacher_updates // 2,
     )
     cdeq.teach(teacher, share_of_batch, teaching, folder=options.folder / "teacher")
 

@@ -268,3 +268,10 @@ def test_calibration_needs_data_and_keeps_the_old_clock_without():
     other = student.calibrate(batches(1), steps=2)
     assert clock == other
     assert {1.0, 0.0} < set(STRENGTHS)
+
+
+def test_a_solution_shows_itself_in_a_line():
+    x = inputs()
+    shown = repr(untrained(Tanh(), x).solve(x, tol=1e-3))
+    assert shown.startswith(f"CertifiedSolution({len(x)} samples: {len(x)} converged")
+    assert "\n" not in shown

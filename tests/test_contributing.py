@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 import cdeq
 from builders import options
 from cdeq import solvers
+from cdeq.equilibrium.states import relative_distance
 from cdeq.evaluation import methods
 from problems import PROBLEMS
 from teachers import Tanh, inputs, untrained
@@ -66,23 +67,23 @@ def test_the_make_commands_exist():
 def toy(monkeypatch):
     """The walk's solver, registered as it says."""
     exec(code(WALKS["Add a solver"])[0], names := {"__name__": "toy"})
-    monkeypatch.setitem(solvers.SOLVERS, "heavy_ball", names["HeavyBall"])
-    monkeypatch.setitem(methods.SOLVERS, "heavy_ball", names["HeavyBall"]())
-    return names["HeavyBall"]
+    monkeypatch.setitem(solvers.SOLVERS, "damped", names["Damped"])
+    monkeypatch.setitem(methods.SOLVERS, "damped", names["Damped"]())
+    return names["Damped"]
 
 
-@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p != "rotation"])
+@pytest.mark.parametrize("problem", PROBLEMS)
 def test_the_solver_of_the_walk_solves(toy, problem):
     known = PROBLEMS[problem](torch.float64)
-    solution = solvers.solve(
-        known.f, known.z0, solvers.SOLVERS["heavy_ball"](), max_steps=200, batched=known.batched
-    )
-    assert solution.converged.all()
+    given = {"tol": 1e-11, "max_steps": 400, "batched": known.batched}  # as tests/test_solvers.py
+    assert solvers.solve(known.f, known.z0, toy(), **given).converged.all()
+    first = solvers.solve(known.f, known.z0, toy(), max_steps=1, batched=known.batched).state
+    assert float(relative_distance(first, known.f(known.z0), known.batched).max()) < 1e-14
 
 
 def test_the_solver_of_the_walk_is_compared_with_the_others(toy):
     found = cdeq.evaluate(Tanh(), [inputs()], steps=(1, 3), repeats=1)
-    assert {row.method for row in found.rows} == {"picard", "anderson", "broyden", "heavy_ball"}
+    assert {row.method for row in found.rows} == set(solvers.SOLVERS)
 
 
 # A recipe field.
@@ -109,7 +110,8 @@ def test_the_ablation_of_the_walk_builds_its_students(experiments, tmp_path, mon
     from cdeq_experiments.suites import make_suites
 
     exec(code(WALKS["Add an ablation"])[0], names := dict(vars(ablations)))
-    ablation = names["EMA"]
+    *before, ablation, depth = names["ABLATIONS"]
+    assert tuple(before) == ablations.ABLATIONS
     monkeypatch.setitem(tables.NOTES, "ema", {"title": "Rate of the EMA", "notes": []})
     (config,) = ablation.configs("tiny")
     rates = {name: student.resolve().ema for name, student in config.students.items()}
@@ -123,6 +125,11 @@ def test_the_ablation_of_the_walk_builds_its_students(experiments, tmp_path, mon
     assert [entry.method for entry in entries] == list(rates)
     assert len({entry.run.folder for entry in entries}) == 3
     assert ablation.experiment().page("tiny")["default"] == ablation.default
+    for config in depth.configs("tiny"):
+        recipes = [student.resolve() for student in config.students.values()]
+        assert [recipe.depth for recipe in recipes] == [2, 4, 6]
+        (published,) = {replace(recipe, depth=4) for recipe in recipes}
+        assert published == recipes[1]
 
 
 def test_names_of_ablations_have_notes_and_a_command(experiments):
@@ -131,6 +138,17 @@ def test_names_of_ablations_have_notes_and_a_command(experiments):
     names = [ablation.name for ablation in ablations.ABLATIONS]
     assert set(names) <= set(tables.NOTES)
     assert all(f'"{name}"' in Path(cli.__file__).read_text() for name in names)
+
+
+def test_an_ablation_without_notes_is_refused_before_it_trains(experiments, monkeypatch, capsys):
+    from cdeq import cli
+    from cdeq_experiments import tables
+
+    monkeypatch.delitem(tables.NOTES, "beta")
+    monkeypatch.setattr(tables.Experiment, "run", lambda *_: pytest.fail("it began"))
+    for name in ("beta", "all"):
+        assert cli.main(["reproduce", name, "--scale", "tiny"]) == 1
+        assert "add [beta] to notes.toml" in capsys.readouterr().err
 
 
 def test_the_data_set_of_the_walk_is_in_its_table(experiments, tmp_path, monkeypatch):

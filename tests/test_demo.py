@@ -133,6 +133,6 @@ def test_the_settings_of_every_student_are_written_down():
 
 
 def test_settings_are_plain_json():
-    config = replace(toy_task().teach, pretrain=3)
-    assert json.loads(json.dumps(described(config)))["pretrain"] == 3
+    config = replace(toy_task().teach, pretrain_updates=3)
+    assert json.loads(json.dumps(described(config)))["pretrain_updates"] == 3
     assert described({"a": (1, torch.float32)}) == {"a": [1, "torch.float32"]}

@@ -259,7 +259,7 @@ def test_causal_convolution_is_that_of_torch_after_padding(kernel, dilation):
     weight = convolution.linear.weight.view(10, kernel, 6).transpose(1, 2)
     padded = F.pad(x.transpose(1, 2), ((kernel - 1) * dilation, 0))
     expected = F.conv1d(padded, weight, convolution.linear.bias, dilation=dilation)
-    y, _ = convolution(x, convolution.no_tail(2))
+    y, _ = convolution(x, x.new_zeros(2, convolution.past, 6))
     assert torch.allclose(y, expected.transpose(1, 2), rtol=1e-11, atol=1e-12)
 
 
@@ -288,19 +288,21 @@ def test_the_tcn_and_the_gated_network_are_those_of_their_papers():
     tokens = text()
     tcn = build("tcn")
     h = tcn.words.embed(tokens)
-    for block in tcn.blocks:
-        y = F.relu(block.first(h, block.first.no_tail(3))[0])
-        y = F.relu(block.second(y, block.second.no_tail(3))[0])
-        h = F.relu(block.skip(h) + y)
+    for first, second, skip in zip(*[iter(tcn.layers)] * 3, strict=True):
+        y = F.relu(first(h, h.new_zeros(3, first.past, h.shape[-1]))[0])
+        y = F.relu(second(y, y.new_zeros(3, second.past, y.shape[-1]))[0])
+        h = F.relu(skip(h) + y)
     assert torch.allclose(tcn(tokens)[0], h, rtol=1e-12)
 
     def gated(convolution, x):
-        values, gates = convolution(x, convolution.no_tail(3))[0].chunk(2, dim=-1)
+        values, gates = convolution(x, x.new_zeros(3, convolution.past, x.shape[-1]))[0].chunk(
+            2, dim=-1
+        )
         return values * gates.sigmoid()
 
     net = build("gated")
-    h = gated(net.entry, net.words.embed(tokens))
-    for i in (0, 2):
+    h = gated(net.gated[0], net.words.embed(tokens))
+    for i in (1, 3):
         h = h + gated(net.gated[i + 1], gated(net.gated[i], h))
     assert torch.allclose(net(tokens)[0], net.exit(h), rtol=1e-12)
 
@@ -345,7 +347,7 @@ def test_the_transformer_layer_is_that_of_the_paper():
         ("qrnn", {"dropout": 1.0}, "dropout must be"),
         ("qrnn", {"weight_dropout": -0.1}, "weight_dropout must be"),
         ("transformer", {"heads": 3}, "multiple of heads"),
-        ("transformer", {"memory": -1}, "memory at least 0"),
+        ("transformer", {"memory": -1}, "memory must be at least 0"),
         ("transformer", {"cutoffs": (8, 4)}, "increasing"),
     ],
 )

@@ -53,7 +53,7 @@ def test_the_published_teacher_learns_and_is_distilled_at_a_reduced_width(tmp_pa
     carried = CarriedMemory(full_memory(left), len(streams))
     for config in (teacher.pretraining, teacher.teaching):
         once = dataclasses.replace(
-            config, fit=dataclasses.replace(config.fit, updates=2, warmup=0, log_every=1)
+            config, fit=dataclasses.replace(config.fit, updates=2, warmup_updates=0, log_every=1)
         )
         losses = []
         teach(

@@ -356,3 +356,8 @@ def test_resuming_with_other_data_names_the_first_other_shard(tmp_path):
             record(Affine(), loader, tmp_path, **options)
         assert contents(tmp_path) == before
     assert len(record(Affine(), batches(9), tmp_path, **options)) == 9
+
+
+def test_a_single_batch_is_not_a_loader(tmp_path):
+    with pytest.raises(TypeError, match=r"is one batch: give a loader, or a list of batches"):
+        record(Affine(), torch.ones(3, 2), tmp_path)

@@ -59,7 +59,13 @@ def carried_for(model, period=PERIOD):
 
 
 def teaching(**changes):
-    known = {"fit": FIT, "depths": (3, 6), "penalty": 0.1, "pretrain": 2, "pretrain_depth": 2}
+    known = {
+        "fit": FIT,
+        "depths": (3, 6),
+        "penalty": 0.1,
+        "pretrain_updates": 2,
+        "pretrain_depth": 2,
+    }
     return TeachConfig(**{**known, **changes})
 
 

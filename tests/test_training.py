@@ -50,14 +50,16 @@ def test_it_minimises():
     assert objective.frozen == 1
 
 
-@pytest.mark.parametrize("warmup", [0, 5])
-def test_the_rate_is_a_warm_up_and_a_cosine(warmup):
-    config = FitConfig(updates=25, learning_rate=2.0, warmup=warmup, final_fraction=0.1)
+@pytest.mark.parametrize("warmup_updates", [0, 5])
+def test_the_rate_is_a_warm_up_and_a_cosine(warmup_updates):
+    config = FitConfig(
+        updates=25, learning_rate=2.0, warmup_updates=warmup_updates, final_fraction=0.1
+    )
     rates = [config.rate(update) for update in range(25)]
-    for update in range(warmup):
-        assert rates[update] == pytest.approx(2.0 * (update + 1) / warmup)
-    for update in range(warmup, 25):
-        done = (update - warmup) / (25 - warmup)
+    for update in range(warmup_updates):
+        assert rates[update] == pytest.approx(2.0 * (update + 1) / warmup_updates)
+    for update in range(warmup_updates, 25):
+        done = (update - warmup_updates) / (25 - warmup_updates)
         expected = 2.0 * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
         assert rates[update] == pytest.approx(expected)
     assert config.rate(25) == pytest.approx(0.2)
@@ -65,7 +67,7 @@ def test_the_rate_is_a_warm_up_and_a_cosine(warmup):
 
 def test_the_optimizer_gets_that_rate():
     objective = Quadratic()
-    config = FitConfig(updates=4, learning_rate=0.1, warmup=4)
+    config = FitConfig(updates=4, learning_rate=0.1, warmup_updates=4)
     moves = []
 
     def remember(update):
@@ -97,7 +99,7 @@ WRONG = [
     {"learning_rate": 0.0},
     {"checkpoint_every": 0},
     {"log_every": 0},
-    {"warmup": -1},
+    {"warmup_updates": -1},
     {"clip": 0.0},
 ]
 
@@ -280,7 +282,7 @@ def test_a_teacher_learns(tmp_path, gradient):
         fit=FitConfig(updates=40, learning_rate=2e-2, log_every=1),
         depths=(6, 12),
         penalty=0.05,
-        pretrain=5,
+        pretrain_updates=5,
         **options,
     )
     model = Tanh(norm=0.5)

@@ -102,7 +102,10 @@ def reproduce(options: Reproduce) -> int:
     )
     if whole:
         require_data(given)
-    for name in EXPERIMENTS if whole else (options.experiment,):
+    names = tuple(EXPERIMENTS) if whole else (options.experiment,)
+    for name in names:
+        EXPERIMENTS[name].require_notes()
+    for name in names:
         torch.manual_seed(0)
         results = EXPERIMENTS[name].run(given)
         if leads:

@@ -35,7 +35,10 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """`method` is the name in its rows; `early`: it needs nothing but the data; `made_for`: one number of steps."""
+    """`method`: its name in rows; `key`: what it depends on; `build`: how it is made; `early`: from the data alone.
+
+    `folder`: its name in that of its run, where it is not the method's.
+    """
 
     suite: Suite
     method: str
@@ -75,8 +78,9 @@ class Entry:
         if isinstance(made.way, Method):
             with suite.options.bar(f"{suite.title}: score {self.name}") as bar:
                 told = None if bar is None else lambda done, total: bar(done, total, {})
-                given = (made.way, made.model, made.equilibria, self.counts, told)
-                scores = suite.score_method(*given)
+                scores = suite.score_method(
+                    made.way, made.model, made.equilibria, self.counts, told
+                )
             found["scores"] = {k: asdict(quality) for k, quality in scores.items()}
         elif self.method == SOLVED:
             tol = suite.config.tolerances.everyday or 0.0
@@ -106,8 +110,7 @@ class Entry:
 
 def _of_teacher(suite: Suite, method: Method, seconds: float | None = None) -> Made:
     """A method that seeks the teacher's equilibrium."""
-    states = suite.find_equilibria()
-    return Made(method, suite.teacher, states, seconds)
+    return Made(method, suite.teacher, suite.find_equilibria(), seconds)
 
 
 def make_solver(name: str, suite: Suite) -> Made:
@@ -187,7 +190,7 @@ def entries_of(suite: Suite) -> list[Entry]:
                 shared: dict[str, Any] = {"seed": seed, "folder": student.recipe}
                 add(name, key, make_student, student, seed, **shared)
     for steps in counts.shown if config.few_step is not None else ():
-        few = suite.few_step_config(steps)
+        few = config.few_step_teacher(steps)
         given = ("few_step", few, Picard(), config.few_step_distances)
         key = {**suite.model_key(few), "distances": config.few_step_distances}
         add("few_step", key, make_own, *given, counts=(steps,))

@@ -35,7 +35,7 @@ Measured = Callable[[Suite], Iterable[Row]]
 
 def measure_figure(
     name: str, figure: Measured, alone: bool, suites: Sequence[Suite], options: Options
-) -> Iterator[Part]:
+) -> Iterator[list[Part]]:
     """`figure(suite)` gives the rows of one data set; `alone`: it measures seconds, or memory."""
     run_jobs([suite.equilibria() for suite in suites], options)
     jobs = []
@@ -45,7 +45,7 @@ def measure_figure(
         key |= {"solver": config.learned_solver, "steps": STEPS, "tolerances": TOLERANCES}
         work = partial(_part, figure, suite)
         jobs.append(Job(f"{suite.title}: {name}", suite.run(name, key), work))
-    yield from run_jobs(jobs, options, alone=alone)
+    yield run_jobs(jobs, options, alone=alone)
 
 
 def _part(figure: Measured, suite: Suite) -> Part:
@@ -116,21 +116,18 @@ def overhead_of(suite: Suite, name: str) -> dict[str, float]:
     suite.train_student(config, 0)
     store, seconds = suite.record(recipe.store_mode)
     before = evaluation.begin_peak()
-    fit, loss = replace(config.fit, updates=4, warmup=0), suite.task_loss(teacher)
+    fit, loss = replace(config.fit, updates=4, warmup_updates=0), suite.task_loss(teacher)
     distill(teacher, store, recipe=recipe, fit=fit, task_loss=loss)
     peak = evaluation.peak_megabytes()
+    files = [path for path in store.folder.rglob("*") if path.is_file()]
     return {
-        "storage, MB per batch": stored_megabytes(store.folder) / len(store),
+        "storage, MB per batch": sum(path.stat().st_size for path in files) / 2**20 / len(store),
         "generation, s per batch": seconds / len(store),
         "points": float(store.manifest.steps + 1 if recipe.store_mode == "full" else 1),
         "update, s": update_seconds(suite.student_run(config, 0).folder / LOG),
         "memory of updates, MB": peak - before,
         "peak memory, MB": peak,
     }
-
-
-def stored_megabytes(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
 
 
 def update_seconds(log: Path) -> float:

@@ -22,7 +22,7 @@ from cdeq_experiments.configs import table_configs
 from cdeq_experiments.configs.base import Kind, SuiteConfig
 from cdeq_experiments.entries import SOLVED, entries_of, recordings_of
 from cdeq_experiments.jobs import Job, run_jobs
-from cdeq_experiments.options import Options
+from cdeq_experiments.options import ExperimentError, Options
 from cdeq_experiments.pages import write_pages
 from cdeq_experiments.suites import make_suites
 from cdeq_experiments.suites.base import Suite
@@ -42,7 +42,7 @@ NOTES: dict[str, Page] = tomllib.loads(
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """`configs(scale)` are its data sets; `measure(suites, options)` gives what they measured, part by part.
+    """`configs(scale)` are its data sets; `measure(suites, options)` gives what they measured, some parts at a time.
 
     `layout`: how it is shown; `more(configs)`: what that needs to know. `publish`: its models are kept for users.
     """
@@ -50,7 +50,7 @@ class Experiment:
     name: str
     layout: str
     configs: Callable[[str], list[SuiteConfig]]
-    measure: Callable[[list[Suite], Options], Iterable[Part]]
+    measure: Callable[[list[Suite], Options], Iterable[list[Part]]]
     more: Callable[[list[SuiteConfig]], Page] = lambda configs: {}
     publish: bool = False
 
@@ -60,30 +60,34 @@ class Experiment:
         counts = {config.title: list(config.counts.shown) for config in configs}
         return {"layout": self.layout, **NOTES[self.name], "counts": counts, **self.more(configs)}
 
+    def require_notes(self) -> None:
+        """Refuse at once, not after training, an experiment without a title."""
+        if self.name not in NOTES:
+            raise ExperimentError(
+                f"{self.name} has no title: add [{self.name}] to notes.toml, with title and notes"
+            )
+
     def run(self, options: Options) -> Results:
         """Do what was not done before; the page is written as soon as there is something new to show."""
         suites, parts = make_suites(self.configs(options.scale), options), list[Part]()
-        for part in self.measure(suites, options):
-            parts.append(part)
-            results = self.gather(options.scale, parts)
+        for new in self.measure(suites, options):
+            parts += new
+            results = Results(
+                experiment=self.name,
+                scale=options.scale,
+                commit=evaluation.joined(part["commit"] for part in parts),
+                command=evaluation.joined(part["command"] for part in parts),
+                hardware=parts[-1]["hardware"],
+                teachers=tuple(TeacherResult(**t) for part in parts for t in part["teachers"]),
+                rows=tuple(Row(**row) for part in parts for row in part["rows"]),
+                page=self.page(options.scale),
+            )
             if options.leads:
                 write_pages(results, options.out)
         if self.publish and options.leads:
             for line in filter(None, (suite.publish() for suite in suites)):
                 options.say(line)
         return results
-
-    def gather(self, scale: str, parts: Sequence[Part]) -> Results:
-        return Results(
-            experiment=self.name,
-            scale=scale,
-            commit=evaluation.joined(part["commit"] for part in parts),
-            command=evaluation.joined(part["command"] for part in parts),
-            hardware=parts[-1]["hardware"],
-            teachers=tuple(TeacherResult(**t) for part in parts for t in part["teachers"]),
-            rows=tuple(Row(**row) for part in parts for row in part["rows"]),
-            page=self.page(scale),
-        )
 
 
 def make_part(suite: Suite, rows: Iterable[Row], scores: Iterable[Part] = ()) -> Part:
@@ -105,7 +109,7 @@ def make_part(suite: Suite, rows: Iterable[Row], scores: Iterable[Part] = ()) ->
     return {**kept, **evaluation.provenance(scores)}
 
 
-def measure_tables(suites: Sequence[Suite], options: Options) -> Iterator[Part]:
+def measure_tables(suites: Sequence[Suite], options: Options) -> Iterator[list[Part]]:
     """One suite after another, or, where several processes share the work, all suites with the same seed at once.
 
     So a run that is cut short has something of everything.
@@ -120,7 +124,7 @@ def measure_tables(suites: Sequence[Suite], options: Options) -> Iterator[Part]:
         run_jobs([job for suite in group for job in recordings_of(suite)], options)
         run_jobs([entry.job() for entry in entries if not entry.early], options)
         for suite in group:
-            yield from run_jobs([timing(suite)], options, alone=True)
+            yield run_jobs([timing(suite)], options, alone=True)
 
 
 def timing(suite: Suite) -> Job:

@@ -33,7 +33,7 @@ def settings(config: SuiteConfig) -> list[SuiteConfig]:
 
     found = {
         USUAL: teacher,
-        f"{longer} updates": trained(updates=longer, warmup=min(10, longer // 10)),
+        f"{longer} updates": trained(updates=longer, warmup_updates=min(10, longer // 10)),
         "no weight decay": trained(weight_decay=0.0),
         "dropout 0.2": built(dropout=0.2),
         f"width {2 * width}": built(width=2 * width),
@@ -43,9 +43,9 @@ def settings(config: SuiteConfig) -> list[SuiteConfig]:
     return [replace(alone, teacher=replace(one, title=name)) for name, one in found.items()]
 
 
-def measure_settings(suites: Sequence[Suite], options: Options) -> Iterator[Part]:
+def measure_settings(suites: Sequence[Suite], options: Options) -> Iterator[list[Part]]:
     run_jobs([suite.equilibria() for suite in suites], options)
-    yield from run_jobs([setting(suite) for suite in suites], options)
+    yield run_jobs([setting(suite) for suite in suites], options)
 
 
 def setting(suite: Suite) -> Job:

@@ -28,7 +28,7 @@ from cdeq.data.text import END, UNKNOWN, Vocabulary, words_of
 from cdeq.equilibrium.contract import Context, EquilibriumModel
 from cdeq.equilibrium.memory import Remembering, Segment
 from cdeq.equilibrium.states import State
-from cdeq.solvers import Solver, solve_model
+from cdeq.solvers import MAX_STEPS, TOL, Solver, solve_model
 
 VOCABULARY = "vocabulary.json"
 
@@ -73,7 +73,11 @@ class DrawnToken(NamedTuple):
 
 
 def teacher_reader(
-    model: LanguageModel, *, solver: Solver | None = None, tol: float = 1e-3, max_steps: int = 50
+    model: LanguageModel,
+    *,
+    solver: Solver | None = None,
+    tol: float = TOL,
+    max_steps: int = MAX_STEPS,
 ) -> Reader:
     """Reading by solving for the equilibrium, to a tolerance."""
     folded = fold_weights(model)
@@ -239,7 +243,9 @@ def load_text_student(folder: str | Path) -> tuple[Student, LanguageModel, Vocab
     """A student of a language model, its teacher, and their words, as `cdeq reproduce table1` keeps them."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise GenerationError(f"there is no folder {folder}")
+        raise GenerationError(
+            f"there is no folder {folder}: `cdeq reproduce table1` makes one, in runs/models"
+        )
     student = Student.load(folder)
     try:
         teacher = require_language_model(student.teacher)

@@ -59,7 +59,7 @@ BUDGET = Budget(
     explicit=Updates(4, 2e-3),
     few_step_updates=3,
     depths=(3, 5),
-    warmup=2,
+    warmup_updates=2,
 )
 
 TEXT = text_config(

@@ -49,7 +49,7 @@ def test_every_configuration_builds_its_models(scale, config):
         assert all(0.5 * teacher < size < 1.2 * teacher for size in explicit.values())
     for student in config.students.values():
         assert student.resolve().store_mode in config.recording
-        assert student.fit.warmup < student.fit.updates
+        assert student.fit.warmup_updates < student.fit.updates
     assert {"paper", "anchored"} <= set(config.students)
     assert set(config.counts.shown) <= set(config.counts.methods)
     assert set(config.counts.shown) <= set(config.counts.timed) <= {*config.counts.solvers}
@@ -202,4 +202,4 @@ def test_a_setting_of_a_teacher_is_one_changed_value():
             fit = other.teacher.teaching.fit
             trained = {n for n, v in vars(fit).items() if v != vars(config.teacher.teaching.fit)[n]}
             built = dict(other.teacher.arguments.items() - config.teacher.arguments.items())
-            assert len((trained - {"warmup"}) | set(built)) == 1
+            assert len((trained - {"warmup_updates"}) | set(built)) == 1

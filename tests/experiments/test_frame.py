@@ -33,7 +33,6 @@ def test_numbers_are_means_over_seeds_and_the_spread_is_their_standard_deviation
     assert one.metric == pytest.approx(0.6)
     assert one.spread == pytest.approx(0.1)
     assert one.distance == pytest.approx(0.6)
-    assert one.seeds == 3
     assert math.isnan(only(found(rows[0]), "picard", 1).spread)
 
 

@@ -150,7 +150,7 @@ def ablation(scores, *, experiment="window", default="m = 1", counts=(8,), repor
 def test_the_best_choice_and_the_default():
     [line] = ablation({"m = 1": 230.0, "m = 3": 220.0, "m = 7": 210.0})
     assert "With 8 evaluations *m = 7* is best (210.0)" in line
-    assert "*m = 1*, the default, is behind (230.0); as in the paper." in line
+    assert "*m = 1*, the default, has 230.0; in the paper *m = 7* is best." in line
 
 
 def test_the_default_is_best():
@@ -162,7 +162,7 @@ def test_one_seed_cannot_tell_close_choices_apart():
     [line] = ablation({"m = 1": 212.9, "m = 3": 213.2})
     assert "one seed cannot tell the choices apart (212.9 to 213.2)" in line
     [line] = ablation({"m = 1": 212.9, "m = 3": 212.5, "m = 7": 250.0})
-    assert "*m = 1*, the default, is as good as far as one seed can tell (212.9)" in line
+    assert "*m = 1*, the default, has 212.9, which one seed cannot tell from it" in line
 
 
 def test_several_seeds_have_a_spread_to_compare_with():
@@ -191,7 +191,6 @@ def test_residuals_say_who_is_smallest_where():
     rows += [row("anchored", k, None, residual=0.1) for k in range(1, 6)]
     [line] = findings(results(*rows, page={"layout": "residuals"}))
     assert "Smallest residual: Anchored at 1, 2 and 3; Anderson at 4 and 5." in line
-    assert "After 5 evaluations: Anderson 0.0312, Anchored 0.100." in line
 
 
 def test_certified_solving_is_a_ratio_of_times():

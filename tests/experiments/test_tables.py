@@ -47,15 +47,18 @@ def times_below(folder):
 # Texts and images: one teacher, students for each seed.
 
 
-@pytest.mark.parametrize(("table", "kind"), [("table1", "text"), ("table2", "images")])
-def test_all_rows_of_a_text_and_of_images(table, kind, reproduced):
-    found, config = results(reproduced(table, *SEEDS), table), BY_KIND[kind]
+@pytest.mark.parametrize(
+    ("table", "kind", "seeds"), [("table1", "text", 2), ("table2", "images", 1)]
+)
+def test_all_rows_of_a_text_and_of_images(table, kind, seeds, reproduced):
+    found = results(reproduced(table, "--seeds", str(seeds)), table)
+    config = BY_KIND[kind]
     at = found_at(found)
     seeded = {"hyperdeq", "paper", "anchored"}
     once = {*SOLVERS, "few_step", *config.others, *config.students} - seeded
     for k in config.counts.shown:
         assert {(name, 0, k) for name in once} <= set(at)
-        assert {(name, seed, k) for name in seeded for seed in (0, 1)} <= set(at)
+        assert {(name, seed, k) for name in seeded for seed in range(seeds)} <= set(at)
     lone = {*config.explicit, "solved"}
     assert {(name, 0, None) for name in lone} <= set(at)
     assert {row.method for row in found.rows} == once | seeded | lone
@@ -90,11 +93,11 @@ def test_scores_of_a_text_are_those_of_the_trained_models(reproduced):
 
 @torch.no_grad()
 def test_scores_of_images_are_those_of_the_trained_models(reproduced):
-    place = reproduced("table2", *SEEDS)
+    place = reproduced("table2", "--seeds", "1")
     found, suite = results(place, "table2"), kept_suite(place, "images")
     model, states = suite.teacher, KeptStates(suite.equilibria().run.folder)
     with torch.enable_grad():
-        student, _ = suite.train_student(suite.config.students["anchored"], 1)
+        student, _ = suite.train_student(suite.config.students["anchored"], 0)
     right, near, total = dict.fromkeys(("teacher", "picard", "anchored", "top5"), 0), [], 0
     for number, (x, y) in enumerate(suite.data.test()):
         context = model.inject(x)
@@ -116,7 +119,7 @@ def test_scores_of_images_are_those_of_the_trained_models(reproduced):
     assert rows["picard", 0, 2].metric == pytest.approx(right["picard"] / total)
     assert rows["picard", 0, 2].top5 == pytest.approx(right["top5"] / total)
     assert rows["picard", 0, 2].distance == pytest.approx(float(torch.cat(near).mean()), rel=1e-4)
-    assert rows["anchored", 1, 2].metric == pytest.approx(right["anchored"] / total)
+    assert rows["anchored", 0, 2].metric == pytest.approx(right["anchored"] / total)
 
 
 def test_text_is_generated_from_what_the_table_left(reproduced, tmp_path, capsys):
@@ -185,7 +188,7 @@ def tables_of_settings():
 # Work that was done.
 
 
-@pytest.mark.parametrize("table", ["table1", "table2", "table3"])
+@pytest.mark.parametrize("table", ["table1", "table3"])
 def test_work_that_was_done_is_not_done_again(table, reproduced, monkeypatch, capsys):
     place = reproduced(table, *SEEDS)
     monkeypatch.chdir(place)

@@ -159,6 +159,11 @@ class SuiteConfig:
         gone |= {"explicit": {}, "tolerances": limits, "solvers": solvers}
         return replace(self, students=students, counts=counts, **gone)
 
+    def few_step_teacher(self, steps: int) -> TeacherConfig:
+        """The teacher's model, trained on from its shallow training to be good after `steps` Picard steps."""
+        assert self.few_step is not None
+        return replace(self.teacher, teaching=few_step_teaching(self.few_step, steps))
+
 
 # How everything on a text or on images is trained.
 
@@ -190,12 +195,12 @@ class Budget:
     depths: tuple[int, int] = (8, 20)
     phantom_steps: int = 3
     penalty: float = 0.1
-    warmup: int = 100
+    warmup_updates: int = 100
     weight_decay: float = 0.0
 
     def fit(self, updates: Updates) -> FitConfig:
         """The training of a model from its beginning."""
-        config = _fit(updates, min(self.warmup, updates.count // 4))
+        config = _fit(updates, min(self.warmup_updates, updates.count // 4))
         return replace(config, weight_decay=self.weight_decay)
 
     def teach(self) -> TeachConfig:
@@ -203,6 +208,7 @@ class Budget:
         return TeachConfig(
             fit=self.fit(self.teaching),
             gradient=Phantom(steps=self.phantom_steps, damping=1.0),
+            tol=1e-3,
             depths=self.depths,
             penalty=self.penalty,
         )
@@ -215,7 +221,9 @@ class Budget:
             title=title,
             model=model,
             arguments=arguments,
-            pretraining=TeachConfig(fit=shallow, pretrain=shallow.updates, pretrain_depth=depth),
+            pretraining=TeachConfig(
+                fit=shallow, pretrain_updates=shallow.updates, pretrain_depth=depth
+            ),
             teaching=self.teach(),
         )
 
@@ -243,9 +251,9 @@ class Budget:
         }
 
 
-def _fit(updates: Updates, warmup: int = 0) -> FitConfig:
+def _fit(updates: Updates, warmup_updates: int = 0) -> FitConfig:
     given: dict[str, Any] = {"updates": updates.count, "learning_rate": updates.rate}
-    return FitConfig(**given, warmup=warmup, checkpoint_every=200)
+    return FitConfig(**given, warmup_updates=warmup_updates, checkpoint_every=200)
 
 
 def record_configs(endpoint: int, full: int) -> dict[str, RecordConfig]:

@@ -56,10 +56,11 @@ def graph_config(
     def fit(updates: int, rate: float = 1e-2, **fields: Any) -> FitConfig:
         return FitConfig(updates=updates, learning_rate=rate, **fields)
 
-    warmup, decay = min(10, budget.teacher_updates // 10), {"weight_decay": 1e-3}
+    warmup_updates, decay = min(10, budget.teacher_updates // 10), {"weight_decay": 1e-3}
     teaching = TeachConfig(
-        fit=fit(budget.teacher_updates, warmup=warmup, **decay),
+        fit=fit(budget.teacher_updates, warmup_updates=warmup_updates, **decay),
         gradient=Implicit(tol=1e-2, max_steps=20),
+        tol=1e-3,
         depths=(20, 40),
     )
     sizes = {"width": width, "dropout": 0.5}

@@ -89,7 +89,7 @@ DIGITS = image_config(
         explicit=base.Updates(40, 2e-3),
         few_step_updates=20,
         depths=(6, 12),
-        warmup=10,
+        warmup_updates=10,
         weight_decay=0.01,
     ),
     teacher={
@@ -166,7 +166,7 @@ IMAGENET = image_config(
         depths=(20, 26),
         phantom_steps=5,
         penalty=0.0,
-        warmup=5000,
+        warmup_updates=5000,
         weight_decay=5e-5,
     ),
     teacher={

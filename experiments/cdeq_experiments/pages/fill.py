@@ -54,32 +54,28 @@ class Known:
 
     def tables(self, experiment: str) -> str:
         """The tables of an experiment."""
-        parts = []
-        for dataset, found in tables(self.read(experiment)[0]).items():
-            for table in found:
-                title = ": ".join(filter(None, (plain(dataset), table.caption.lower())))
-                parts.append(f"\n{title}\n\n{table.markdown()}\n")
-        return "".join(parts)
+        return ENVIRONMENT.get_template("tables.md.j2").render(
+            tables=tables(self.read(experiment)[0])
+        )
 
     def summary(self, *methods: str, field: str = "metric", paper: bool = False) -> str:
         """All data sets of the three tables: a quantity of some methods after one and two evaluations.
 
         `learned solver` is the one that a data set has; with `paper` its numbers stand in brackets.
         """
-        rows = []
-        for experiment in TABLES:
-            results, found = self.read(experiment)
+        rows, columns = [], [(name, k) for k in (1, 2) for name in methods]
+        for results, found in map(self.read, TABLES):
             for dataset in results.datasets:
                 metric, teacher = metric_of(results, dataset), results.teacher(dataset)
                 own = found[found["dataset"] == dataset].replace({"method": LEARNED})
                 own, higher = own[own["method"].isin(methods)], metric.higher_is_better
                 own["best"] = frames.best_of(own, own["metric"], metric.text, higher)
-                picked = [frames.at(own, dataset, name, k) for k in (1, 2) for name in methods]
-                cells = [cell(metric, row, field, paper=paper) for row in picked]
+                picked = [frames.at(own, dataset, name, k) for name, k in columns]
                 told = f" ({frames.beside(dataset)})" if paper and frames.beside(dataset) else ""
                 end = f"{metric.phrase(teacher.metric)} after {teacher.steps:.0f}"
+                cells = [cell(metric, row, field, paper=paper) for row in picked]
                 rows.append([f"{plain(dataset)}{told}", end, *cells])
-        heads = [f"{style(name).name}, {k}".capitalize() for k in (1, 2) for name in methods]
+        heads = [f"{style(name).name}, {k}".capitalize() for name, k in columns]
         return f"\n{Table('', ['', 'converged', *heads], rows).markdown()}\n"
 
 

@@ -32,17 +32,13 @@ def frame(results: Results) -> pd.DataFrame:
     whole = groups[NUMBERS].count().eq(groups.size(), axis=0)
     found = groups[NUMBERS].mean().where(whole).reset_index()
     found["spread"] = groups["metric"].std().where(whole["metric"]).to_numpy()
-    found["seeds"] = groups["seed"].nunique().to_numpy()
     for name in ("parameters", "published"):
         found[name] = groups[name].first().to_numpy()
     found["figures"] = [_mean_figures(group) for _, group in groups["figures"]]
-    found["name"] = [
-        style(m, explicit=math.isnan(k)).name for m, k in found[["method", "steps"]].values
-    ]
-    found["explicit"] = [
-        math.isnan(k) and style(m, explicit=True).kind == "explicit"
-        for m, k in found[["method", "steps"]].values
-    ]
+    looks = [style(m, explicit=math.isnan(k)) for m, k in found[["method", "steps"]].values]
+    found["name"] = [look.name for look in looks]
+    kinds = pd.Series([look.kind for look in looks], dtype=str)
+    found["explicit"] = found["steps"].isna() & kinds.eq("explicit")
     alike = results.page.get("same_equilibrium") or found["method"].unique()
     for dataset in results.datasets:
         own = found["dataset"] == dataset
@@ -95,13 +91,12 @@ def figure(figures: dict[str, float], name: str) -> float:
     return next((v for key, v in figures.items() if key.partition(",")[0] == name), math.nan)
 
 
-def tolerances(own: pd.DataFrame) -> list[str]:
-    """Those to which a solver and the certified student were run, as their methods' names say."""
-    return [
-        method.removeprefix("solver to ")
-        for method in own["method"]
-        if method.startswith("solver to ")
-    ]
+def certified(own: pd.DataFrame) -> pd.DataFrame:
+    """Rows of those run to a `tolerance`: `who`, solver or certified, and the `ratio` of its time to the solver's."""
+    parts = own["method"].str.partition(" to ")
+    own = own.assign(who=parts[0], tolerance=parts[2])[parts[2] != ""]
+    solver = own[own["who"] == "solver"].set_index("tolerance")["seconds"]
+    return own.assign(ratio=own["seconds"] / own["tolerance"].map(solver))
 
 
 # What the paper reports.
@@ -126,6 +121,9 @@ def with_published(results: Results) -> Results:
     def values(row: Row) -> dict[str, float]:
         found = published()["values"].get(beside(row.dataset), {}).get(results.experiment, {})
         found = found.get(row.method, {}).get("-" if row.steps is None else str(row.steps), {})
+        if "train_hours" in found:
+            share = found["train_hours"] / found["teacher_hours"]
+            return {**found, "training_share": round(100 * share, 1)}
         shares = ("metric", "top5") if metric_of(results, row.dataset).percent else ()
         return {name: round(v / 100, 6) if name in shares else v for name, v in found.items()}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cdeq.evaluation import Results, metric_of, style
-from cdeq_experiments.pages.frame import at, figure, frame, tolerances
+from cdeq_experiments.pages.frame import figure, frame
 
 SETTINGS = Path(__file__).parent / "templates" / "plots.mplstyle"
 INK = "#20242c"
@@ -27,6 +28,13 @@ PICTURED = {
     "paper": "student, recipe paper",
     "anchored": "student, recipe anchored (default)",
 }
+BARS = {
+    "train_seconds": "seconds of training",
+    "storage": "MB for a recorded batch",
+    "seconds": "seconds for one batch",
+}
+LOOKS = {"solver": "anderson", "certified": "anchored"}
+"""In whose colour those are shown that were run to a tolerance."""
 
 
 def draw(results: Results, path: Path) -> Path:
@@ -38,82 +46,66 @@ def draw(results: Results, path: Path) -> Path:
 
 def draw_picture(results: Results, dataset: str, path: Path, most: int = 8) -> Path:
     """One data set for readers in a hurry: the metric of a few methods up to so many evaluations."""
-    found, metric = frame(results), metric_of(results, dataset)
+    found = frame(results)
     own = found[(found["dataset"] == dataset) & (found["steps"] <= most)]
     own = own[own["method"].isin(PICTURED)]
+    own = own.assign(name=own["method"].map(PICTURED))
     with matplotlib.rc_context({"font.size": 11, "axes.titlesize": 12}, fname=SETTINGS):
         picture = Figure(figsize=(7.2, 3.8), layout="constrained")
         panel = picture.subplots()
         _curves(panel, results, dataset, own, "metric")
-        *lines, converged = panel.get_lines()
-        for line, method in zip(lines, own["method"].unique(), strict=True):
-            line.set_label(PICTURED[method])
-        converged.set_label(f"converged teacher, {results.teacher(dataset).steps:.0f} evaluations")
-        panel.set_title(f"{dataset}: test {metric.name}")
+        steps = results.teacher(dataset).steps
+        panel.get_lines()[-1].set_label(f"converged teacher, {steps:.0f} evaluations")
+        panel.set_title(f"{dataset}: test {metric_of(results, dataset).name}")
         panel.legend(loc="lower right")
         picture.savefig(path, dpi=150)
     return path
 
 
-def _panels(count: int, height: float = 3.2, columns: int = 2) -> tuple[Figure, Iterator[Axes]]:
-    """A figure of so many panels, and these one by one."""
-    columns = min(count, columns)
-    rows = math.ceil(count / columns)
+def _panels(
+    results: Results,
+    found: pd.DataFrame,
+    draw_panel: Callable[[Axes, Results, str, pd.DataFrame, str], None],
+    fields: Sequence[str] = ("metric",),
+    height: float = 3.2,
+    columns: int = 2,
+) -> Figure:
+    """A panel for each data set and field, and one legend for all of them, above."""
+    places = [(dataset, field) for dataset in results.datasets for field in fields]
+    columns = min(len(places), columns)
+    rows = math.ceil(len(places) / columns)
     drawn = Figure(figsize=(5.2 * columns, height * rows + 0.5), layout="constrained")
-    panels = list(drawn.subplots(rows, columns, squeeze=False).flat)
-    for spare in panels[count:]:
-        spare.set_visible(False)
-    return drawn, iter(panels)
-
-
-def _legend(drawn: Figure) -> Figure:
-    """One legend for all panels, above them."""
-    found: dict[str, Any] = {}
-    for panel in drawn.axes:
+    legend: dict[str, Any] = {}
+    for panel, place in zip_longest(drawn.subplots(rows, columns, squeeze=False).flat, places):
+        if place is None:
+            panel.set_visible(False)
+            continue
+        draw_panel(panel, results, place[0], found[found["dataset"] == place[0]], place[1])
         handles, names = panel.get_legend_handles_labels()
-        found |= dict(zip(names, handles, strict=True))
-    if found:
-        columns = min(len(found), max(3, int(drawn.get_figwidth() / 1.7)))
-        drawn.legend(found.values(), found.keys(), loc="outside upper left", ncols=columns)
+        legend |= dict(zip(names, handles, strict=True))
+    if legend:
+        across = min(len(legend), max(3, int(drawn.get_figwidth() / 1.7)))
+        drawn.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=across)
     return drawn
 
 
-# Against evaluations.
-
-
-def _against_evaluations(
-    results: Results, found: pd.DataFrame, fields: Sequence[str], variants: bool = False
-) -> Figure:
-    """A panel for each data set and field."""
-    drawn, panels = _panels(len(fields) * len(results.datasets))
-    for dataset in results.datasets:
-        own = found[(found["dataset"] == dataset) & found["steps"].notna()]
-        for field in fields:
-            _curves(next(panels), results, dataset, own, field, variants)
-    return _legend(drawn)
-
-
-def _curves(
-    panel: Axes,
-    results: Results,
-    dataset: str,
-    own: pd.DataFrame,
-    field: str,
-    variants: bool = False,
-) -> None:
+def _curves(panel: Axes, results: Results, dataset: str, own: pd.DataFrame, field: str) -> None:
     """A line for each method, thicker for students; variants of an ablation have the next of our colours."""
     metric, goal = metric_of(results, dataset), results.teacher(dataset).metric
-    for number, (method, rows) in enumerate(own.groupby("method", sort=False)):
+    variants, own = results.page["layout"] in ("ablation", "teachers"), own[own["steps"].notna()]
+    for place, (method, rows) in enumerate(own.groupby("method", sort=False)):
         known, look = rows.sort_values("steps").dropna(subset=field), style(str(method))
-        place = number % len(COLOURS)
+        if variants:
+            nth = place % len(COLOURS)
+            look = look._replace(kind="student", colour=COLOURS[nth], marker=MARKERS[nth])
         if len(known):
             panel.plot(
                 known["steps"],
                 (metric.factor if field == "metric" else 1.0) * known[field],
                 linewidth=1.2 if look.kind == "solver" else 2.0,
-                color=COLOURS[place] if variants else look.colour,
-                marker=MARKERS[place] if variants else look.marker,
-                label=method if variants else look.name,
+                color=look.colour,
+                marker=look.marker,
+                label=known["name"].iloc[0],
             )
     if field != "metric":
         panel.set_yscale("log")
@@ -137,20 +129,17 @@ def _curves(
 def _ablation(results: Results, found: pd.DataFrame) -> Figure:
     """Curves; a heat map of two fields, or of one at a single number of evaluations."""
     if not results.page["axes"] and found["steps"].nunique() > 1:
-        return _against_evaluations(results, found, ("metric", "distance"), variants=True)
-    drawn, panels = _panels(len(results.datasets), height=2.6 if results.page["axes"] else 0.9)
-    for dataset in results.datasets:
-        _heat_map(next(panels), results, dataset, found[found["dataset"] == dataset])
-    return drawn
+        return _panels(results, found, _curves, ("metric", "distance"))
+    return _panels(results, found, _heat_map, height=2.6 if results.page["axes"] else 0.9)
 
 
-def _heat_map(panel: Axes, results: Results, dataset: str, own: pd.DataFrame) -> None:
+def _heat_map(panel: Axes, results: Results, dataset: str, own: pd.DataFrame, field: str) -> None:
     """Choices down and across; the darker the better."""
     metric, page = metric_of(results, dataset), results.page
     variants = pd.DataFrame(page["variants"])
     if not page["axes"]:
         variants = variants.assign(row="", column=variants["name"])
-    scores = own[own["steps"] == page["reported"][dataset]].set_index("method")["metric"]
+    scores = own[own["steps"] == page["reported"][dataset]].set_index("method")[field]
     variants["score"] = variants["name"].map(scores)
     # By rank: one choice that failed would leave all others in one colour.
     variants["rank"] = variants["score"].rank(ascending=metric.higher_is_better)
@@ -167,53 +156,28 @@ def _heat_map(panel: Axes, results: Results, dataset: str, own: pd.DataFrame) ->
     panel.set_title(f"{dataset}: {metric.name} at {page['reported'][dataset]} evaluations")
 
 
-# Bars.
-
-
-def _bars(results: Results, found: pd.DataFrame, what: str) -> Figure:
-    """Seconds of training, or megabytes of a recorded batch: the first bar on top, each with its number."""
-    drawn, panels = _panels(len(results.datasets), height=1.6, columns=3)
-    for dataset, panel in zip(results.datasets, panels, strict=False):
-        own = found[found["dataset"] == dataset]
-        bars = [(style(m).name, style(m).colour) for m in own["method"]]
-        values = [figure(figures, "storage") for figures in own["figures"]]
-        if what == "seconds of training":
-            bars = [("teacher", INK), *bars]
-            values = [results.teacher(dataset).train_seconds or math.nan, *own["train_seconds"]]
-        names, colours = zip(*bars, strict=True)
-        shown = panel.barh(names, [0 if math.isnan(v) else v for v in values], color=colours)
-        panel.bar_label(shown, [f"{value:,.4g}" for value in values], padding=3)
-        panel.margins(x=0.15)
-        panel.invert_yaxis()
-        panel.grid(axis="y", visible=False)
-        panel.set_title(f"{dataset}: {what}")
-    return drawn
-
-
-def _certified(results: Results, found: pd.DataFrame) -> Figure:
-    drawn, panels = _panels(len(results.datasets), height=2.6, columns=3)
-    for dataset, panel in zip(results.datasets, panels, strict=False):
-        goals = tolerances(found[found["dataset"] == dataset])
-        for shift, who, label, method in (
-            (-0.2, "solver", "Anderson alone", "anderson"),
-            (0.2, "certified", "certified student", "anchored"),
-        ):
-            times = [1000 * at(found, dataset, f"{who} to {tol}")["seconds"] for tol in goals]
-            places = [place + shift for place in range(len(goals))]
-            panel.bar(places, times, width=0.38, label=label, color=style(method).colour)
-        panel.set_xticks(range(len(goals)), goals)
-        panel.set_xlabel("tolerance")
-        panel.grid(axis="x", visible=False)
-        panel.set_title(f"{dataset}: milliseconds for one batch")
-    return _legend(drawn)
+def _bars(panel: Axes, results: Results, dataset: str, own: pd.DataFrame, field: str) -> None:
+    """The first bar on top, each with its number."""
+    values = own[field] if field in own else [figure(found, field) for found in own["figures"]]
+    looks = [style(LOOKS.get(m.partition(" to ")[0], m)).colour for m in own["method"]]
+    bars = list(zip(own["name"], values, looks, strict=True))
+    if field == "train_seconds":
+        bars.insert(0, ("teacher", results.teacher(dataset).train_seconds or math.nan, INK))
+    names, values, colours = zip(*bars, strict=True)
+    shown = panel.barh(names, [0 if math.isnan(v) else v for v in values], color=colours)
+    panel.bar_label(shown, [f"{value:,.4g}" for value in values], padding=3)
+    panel.margins(x=0.15)
+    panel.invert_yaxis()
+    panel.grid(axis="y", visible=False)
+    panel.set_title(f"{dataset}: {BARS[field]}")
 
 
 LAYOUTS: dict[str, Callable[[Results, pd.DataFrame], Figure]] = {
-    "table": partial(_against_evaluations, fields=("metric", "distance")),
+    "table": partial(_panels, draw_panel=_curves, fields=("metric", "distance")),
     "ablation": _ablation,
-    "residuals": partial(_against_evaluations, fields=("residual",)),
-    "teachers": partial(_against_evaluations, fields=("metric",), variants=True),
-    "cost": partial(_bars, what="seconds of training"),
-    "overhead": partial(_bars, what="MB for a recorded batch"),
-    "certified": _certified,
+    "residuals": partial(_panels, draw_panel=_curves, fields=("residual",)),
+    "teachers": partial(_panels, draw_panel=_curves),
+    "cost": partial(_panels, draw_panel=_bars, fields=("train_seconds",), height=1.6, columns=3),
+    "overhead": partial(_panels, draw_panel=_bars, fields=("storage",), height=1.6, columns=3),
+    "certified": partial(_panels, draw_panel=_bars, fields=("seconds",), height=2.6, columns=3),
 }

@@ -16,30 +16,35 @@ from rich.markdown import Markdown
 
 from cdeq.evaluation import Results, ResultsError, metric_of, results_table, teacher_text
 from cdeq.files import atomic_write_text
-from cdeq_experiments.pages.frame import beside, frame, with_published
+from cdeq_experiments.pages.frame import beside, with_published
 from cdeq_experiments.pages.plots import draw
 from cdeq_experiments.pages.sentences import findings, plain
 from cdeq_experiments.pages.tables import tables
 
 
-def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("cdeq_experiments.pages"),
-        autoescape=lambda name: name is not None and ".html" in name,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    # Raw HTML in Markdown stays text; a link can lead to the web only.
-    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
-    made.filters["markdown"] = lambda text: Markup(reader.render(text))
-    made.filters["inline"] = lambda text: Markup(reader.renderInline(text))
-    made.filters["plain"] = plain
-    return made
+def _hardware(hardware: dict[str, Any] | str) -> str:
+    if isinstance(hardware, str):
+        return hardware
+    values = {k: " / ".join(map(str, v)) if isinstance(v, list) else v for k, v in hardware.items()}
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
 
 
-ENVIRONMENT = _environment()
+ENVIRONMENT = Environment(
+    loader=PackageLoader("cdeq_experiments.pages"),
+    autoescape=lambda name: name is not None and ".html" in name,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+# Raw HTML in Markdown stays text; a link can lead to the web only.
+READER = MarkdownIt("commonmark", {"html": False}).enable("table")
+ENVIRONMENT.filters |= {
+    "markdown": lambda text: Markup(READER.render(text)),
+    "inline": lambda text: Markup(READER.renderInline(text)),
+    "plain": plain,
+    "hardware": _hardware,
+}
 
 
 def write_pages(results: Results, folder: str | Path) -> list[Path]:
@@ -64,29 +69,14 @@ def content(results: Results) -> dict[str, Any]:
         names = dict.fromkeys(t.name for t in results.teachers if t.dataset == dataset)
         teachers = [teacher_text(results.teacher(dataset, name), metric) for name in names]
         sections.append({"title": dataset, "teachers": teachers, "tables": found})
-    rows = frame(results)
-    told = rows.loc[rows["published"].astype(bool), "dataset"].unique()
+    told = dict.fromkeys(row.dataset for row in results.rows if row.published)
     return {
-        "name": results.experiment,
-        "title": results.page["title"],
-        "findings": results.findings,
+        "results": results,
+        "page": {"notes": [], "carried_over": False, **results.page},
         "sections": sections,
-        "seeds": int(rows["seeds"].max()) if len(rows) else 0,
+        "seeds": len({row.seed for row in results.rows}),
         "brackets": [f"{beside(name)} for {name}" for name in told],
-        "notes": results.page.get("notes", []),
-        "carried_over": results.page.get("carried_over", False),
-        "scale": results.scale,
-        "command": results.command,
-        "commit": results.commit,
-        "hardware": _hardware(results.hardware),
     }
-
-
-def _hardware(hardware: dict[str, Any] | str) -> str:
-    if isinstance(hardware, str):
-        return hardware
-    values = {k: " / ".join(map(str, v)) if isinstance(v, list) else v for k, v in hardware.items()}
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
 
 
 def show(console: Console, results: Results) -> None:
@@ -114,7 +104,7 @@ def write_report(folder: str | Path, path: str | Path, order: Sequence[str] = ()
         if results.page:
             plot = file.with_suffix(".png")
             image = base64.b64encode(plot.read_bytes()).decode() if plot.exists() else None
-            found[file.stem] = content(results) | {"name": file.stem, "image": image}
+            found[file.stem] = content(replace(results, experiment=file.stem)) | {"image": image}
     if not found:
         raise ResultsError(
             f"{folder}: no results here. Give the folder that `cdeq reproduce` wrote to."
@@ -122,7 +112,7 @@ def write_report(folder: str | Path, path: str | Path, order: Sequence[str] = ()
     wanted = list(dict.fromkeys(order))
     names = [name for name in wanted if name in found] + sorted(set(found) - set(wanted))
     page = ENVIRONMENT.get_template("report.html.j2").render(
-        scales=list(dict.fromkeys(found[name]["scale"] for name in names)),
+        scales=list(dict.fromkeys(found[name]["results"].scale for name in names)),
         experiments=[found[name] for name in names],
         missing=[name for name in wanted if name not in found],
     )

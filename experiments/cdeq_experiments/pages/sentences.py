@@ -13,7 +13,6 @@ import pandas as pd
 
 from cdeq.evaluation import (
     SOLVERS,
-    MetricStyle,
     Results,
     listed,
     metric_of,
@@ -21,7 +20,7 @@ from cdeq.evaluation import (
     small_text,
     style,
 )
-from cdeq_experiments.pages.frame import at, frame, tolerances
+from cdeq_experiments.pages.frame import certified, frame
 
 RECIPES = ("paper", "anchored")
 SOLVED = "solved"
@@ -60,11 +59,10 @@ def counted(counts: Sequence[float]) -> str:
 
 
 def _table(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
-    for recipe in RECIPES:
-        if recipe in set(own["method"]):
-            yield _student(results, dataset, own, recipe)
-    if "anchored" in set(own["method"]):
-        yield from _speed(results, dataset, own)
+    known = [recipe for recipe in RECIPES if recipe in set(own["method"])]
+    yield from (_student(results, dataset, own, recipe) for recipe in known)
+    if "anchored" in known and results.teacher(dataset).metric is not None:
+        yield _speed(results, dataset, own)
 
 
 def _student(results: Results, dataset: str, own: pd.DataFrame, recipe: str) -> str:
@@ -73,15 +71,24 @@ def _student(results: Results, dataset: str, own: pd.DataFrame, recipe: str) -> 
     own = own[own["steps"].isin(results.page["counts"][dataset])]
     mine = own[own["method"] == recipe].set_index("steps")
     rivals = own[~own["method"].str.startswith(("anchored", recipe))]
-    alike = rivals[rivals["method"].isin(results.page.get("same_equilibrium") or rivals["method"])]
+    alike = rivals["method"].isin(results.page.get("same_equilibrium") or rivals["method"])
     closed = mine.loc[mine.index.isin((1, 2)), "gap_closed"].dropna()
     parts = []
     if len(closed):
-        shares = listed([f"{100 * share:.0f}%" for share in closed])
+        shares = listed([f"{share:.0%}" for share in closed])
         parts.append(f"closes {shares} of the gap at {counted(list(closed.index))}")
     word = "more accurate" if metric.higher_is_better else "better"
-    parts += _ahead(mine["metric"], rivals, metric.better, word)
-    parts += _ahead(mine["distance"], alike, _nearer, "nearer to the equilibrium")
+    for field, what, known, better in (
+        ("metric", word, rivals, metric.better),
+        ("distance", "nearer to the equilibrium", rivals[alike], _nearer),
+    ):
+        known = known[known["steps"].isin(mine.index)].dropna(subset=field)
+        pairs = zip(known[field], known["steps"].map(mine[field]), strict=True)
+        lost = known[[math.isnan(b) or better(a, b) for a, b in pairs]]
+        if len(lost):
+            parts.append(f"{what.capitalize()} than it: {_where(lost, len(mine))}")
+        elif len(known):
+            parts.append(f"No rival is {what}")
     return f"{style(recipe).name}: {'. '.join(parts) or 'nothing to compare with'}."
 
 
@@ -89,134 +96,90 @@ def _nearer(a: float, b: float) -> bool:
     return a < b and small_text(a) != small_text(b)
 
 
-def _ahead(
-    mine: pd.Series, rivals: pd.DataFrame, better: Callable[[float, float], bool], word: str
-) -> Iterator[str]:
-    """Who is ahead of a student, and at which counts; `mine` are its values by the number of evaluations."""
-    known = rivals.dropna(subset=str(mine.name))
-    known = known[known["steps"].isin(mine.index)]
-    lost: dict[str, list[float]] = {}
-    for name, k, value in known[["name", "steps", mine.name]].itertuples(index=False):
-        if math.isnan(mine[k]) or better(value, mine[k]):
-            lost.setdefault(plain(name), []).append(k)
-    if lost:
-        yield f"{word.capitalize()} than it: {_where(lost, len(mine))}"
-    elif len(known):
-        yield f"No rival is {word}"
+def _where(rows: pd.DataFrame, most: int) -> str:
+    """The names of rows and their counts: `Picard and Anderson at 4 and 8; Few-step at every count`."""
+    counts = rows.groupby("name", sort=False)["steps"].agg(
+        lambda own: "every count" if len(own) == most > 1 else listed([f"{k:g}" for k in own])
+    )
+    groups = counts.groupby(counts, sort=False).groups.items()
+    return "; ".join(f"{listed([plain(n) for n in names])} at {where}" for where, names in groups)
 
 
-def _where(counts: dict[str, list[float]], most: int) -> str:
-    """`Picard and Anderson at 4 and 8; Few-step at every count`."""
-    names: dict[str, list[str]] = {}
-    for name, own in counts.items():
-        where = "every count" if len(own) == most > 1 else listed([f"{k:g}" for k in own])
-        names.setdefault(where, []).append(name)
-    return "; ".join(f"{listed(who)} at {where}" for where, who in names.items())
-
-
-def _speed(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
+def _speed(results: Results, dataset: str, own: pd.DataFrame) -> str:
     """Time to the converged score: the student, the quickest solver at its fewest steps, Anderson to tolerance."""
     metric, goal = metric_of(results, dataset), results.teacher(dataset).metric
-    if goal is None:
-        return
+    assert goal is not None
     timed = own[own["seconds"].notna() & own["steps"].notna()].sort_values("seconds")
     near = timed[[metric.near(value, goal, within=NEAR) for value in timed["metric"]]]
     mine, solvers = near[near["method"] == "anchored"], near[near["method"].isin(SOLVERS)]
-    what = f"within {100 * NEAR:g}% of the converged {metric.name} ({metric.text(goal)})"
+    what = f"within {NEAR:.0%} of the converged {metric.name} ({metric.text(goal)})"
     if not len(mine):
-        yield f"Anchored does not come {what} at any count that was timed."
-        return
-    student, solved = mine.iloc[0], own[own["method"] == SOLVED]
-    text = f"Anchored is {what} after {seconds_text(student['seconds'])} and {counted([student['steps']])}"
-    if len(solvers):
-        rival = solvers.iloc[0]
-        text += f", {_times(rival, student)} the quickest solver, {rival['name']} with {rival['steps']:g}"
-    else:
-        text += ", no solver at any count that was timed"
-    if len(solved):
-        text += f", and {_times(solved.iloc[0], student)} Anderson run to its tolerance"
-    yield text + "."
+        return f"Anchored does not come {what} at any count that was timed."
+    student, parts = mine.iloc[0], [] if len(solvers) else ["no solver at any count that was timed"]
+    rivals = pd.concat([solvers[:1], own[own["method"] == SOLVED]])
+    for name, steps, seconds in rivals[["name", "steps", "seconds"]].itertuples(index=False):
+        solver = f"the quickest solver, {name} with {steps:g}"
+        who = "Anderson run to its tolerance" if math.isnan(steps) else solver
+        parts.append(f"{_times(seconds / student['seconds'])} {who}")
+    taken = f"{seconds_text(student['seconds'])} and {counted([student['steps']])}"
+    return f"Anchored is {what} after {taken}, {', and '.join(parts)}."
 
 
-def _times(rival: pd.Series, student: pd.Series) -> str:
-    ratio = rival["seconds"] / student["seconds"]
+def _times(ratio: float) -> str:
     if 1 / 1.05 < ratio < 1.05:
         return "as fast as"
     return f"{ratio:.1f} times faster than" if ratio > 1 else f"{1 / ratio:.1f} times slower than"
 
 
-# Ablations.
+# The others.
 
 
 def _ablation(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
-    counts = {results.page["reported"][dataset]}
-    if not any("metric" in values for values in own["published"]):
-        counts.add(min(results.page["counts"][dataset]))  # the paper has no count of its own
-    for k in sorted(counts):
-        here = own[(own["steps"] == k) & own["metric"].notna()]
-        if len(here):
-            said = _choice(metric_of(results, dataset), here, results.page["default"])
-            yield f"With {counted([k])} {said}."
-
-
-def _choice(metric: MetricStyle, here: pd.DataFrame, default: str) -> str:
-    """Which choice is best, whether the default is as good, and which is best in the paper."""
-    order = here.sort_values("metric", ascending=not metric.higher_is_better)
-    best, last = order.iloc[0], order.iloc[-1]
-    seeds = here["spread"].notna().any()
-    usual = ALIKE[metric.percent] * (100 / metric.factor if metric.percent else best["metric"])
-    noise, who = (here["spread"].max(), "the seeds") if seeds else (usual, "one seed")
-    alike = abs(last["metric"] - best["metric"]) <= noise
-    scores = {m: metric.text(v) for m, v in here[["method", "metric"]].values}
-    behind = abs(here.loc[here["method"] == default, "metric"] - best["metric"])
-    if alike:
-        ends = f"{scores[best['method']]} to {scores[last['method']]}"
-        parts = [f"{who} cannot tell the choices apart ({ends})"]
-    else:
-        is_default = ", the default," if best["method"] == default else ""
-        parts = [f"{_named(best['method'])}{is_default} is best ({scores[best['method']]})"]
-        if len(behind) and not is_default:
-            close = behind.iloc[0] <= noise
-            verdict = f"is as good as far as {who} can tell" if close else "is behind"
-            parts.append(f"{_named(default)}, the default, {verdict} ({scores[default]})")
-    given = {m: values["metric"] for m, values in here[["method", "published"]].values if values}
-    if given:
-        top = (max if metric.higher_is_better else min)(given, key=lambda method: given[method])
-        agrees = top == best["method"] and not alike
-        parts.append("as in the paper" if agrees else f"in the paper {_named(top)} is best")
-    elif here["distance"].notna().any():
-        near = here.loc[here["distance"].idxmin()]
-        far = small_text(near["distance"])
-        parts.append(f"{_named(near['method'])} is nearest to the equilibrium ({far})")
-    return "; ".join(parts)
-
-
-# The others.
+    """Which choice is best and how good the default is, or that nobody can tell; and which is best in the paper."""
+    metric, page = metric_of(results, dataset), results.page
+    default, sign = page["default"], 1 if metric.higher_is_better else -1
+    given = {m: values["metric"] for m, values in own[["method", "published"]].values if values}
+    # Where the paper has no count of its own, the first too.
+    counts = {page["reported"][dataset], *([] if given else [min(page["counts"][dataset])])}
+    known = own[own["steps"].isin(counts) & own["metric"].notna()].set_index("method")
+    for k, here in known.groupby("steps"):
+        scores, texts = here["metric"], here["metric"].map(metric.text)
+        best = (sign * scores).idxmax()
+        behind = abs(scores - scores[best])
+        usual = ALIKE[metric.percent] * (100 / metric.factor if metric.percent else scores[best])
+        noise, who = here["spread"].max(), "the seeds"
+        if math.isnan(noise):
+            noise, who = usual, "one seed"
+        parts = [f"{_named(best)}{', the default,' * (best == default)} is best ({texts[best]})"]
+        if behind.max() <= noise:
+            ends = f"{texts[best]} to {texts[behind.idxmax()]}"
+            parts = [f"{who} cannot tell the choices apart ({ends})"]
+        elif default in texts and best != default:
+            told = f", which {who} cannot tell from it" if behind[default] <= noise else ""
+            parts.append(f"{_named(default)}, the default, has {texts[default]}{told}")
+        if given:
+            parts.append(f"in the paper {_named((sign * pd.Series(given)).idxmax())} is best")
+        elif here["distance"].notna().any():
+            near, far = here["distance"].idxmin(), small_text(here["distance"].min())
+            parts.append(f"{_named(near)} is nearest to the equilibrium ({far})")
+        yield f"With {counted([k])} {'; '.join(parts)}."
 
 
 def _residuals(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
     own = own[own["residual"].notna()]
     if len(own):
         first = own.loc[own.groupby("steps")["residual"].idxmin()].sort_values("steps")
-        counts = {
-            plain(str(n)): list(steps) for n, steps in first.groupby("name", sort=False)["steps"]
-        }
-        last = own[own["steps"] == own["steps"].max()]
-        ends = [f"{plain(r['name'])} {small_text(r['residual'])}" for _, r in last.iterrows()]
-        after = counted([last["steps"].iloc[0]])
-        yield f"Smallest residual: {_where(counts, len(first))}. After {after}: {', '.join(ends)}."
+        yield f"Smallest residual: {_where(first, len(first))}."
 
 
 def _certified(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
-    goals = tolerances(own)
-    mine, solver = (
-        [at(own, dataset, f"{who} to {t}") for t in goals] for who in ("certified", "solver")
-    )
-    if goals:
-        ratios = [f"{a['seconds'] / b['seconds']:.2f}" for a, b in zip(mine, solver, strict=True)]
-        steps = [listed([f"{row['f_equivalents']:.1f}" for row in rows]) for rows in (mine, solver)]
+    own = certified(own)
+    if len(own):
+        mine, solver = (own[own["who"] == who] for who in ("certified", "solver"))
+        steps = [listed([f"{k:.1f}" for k in rows["f_equivalents"]]) for rows in (mine, solver)]
         yield (
-            f"To a residual of {listed(goals)} the certified student takes {listed(ratios)} of Anderson's time "
+            f"To a residual of {listed(list(mine['tolerance']))} the certified student takes "
+            f"{listed([f'{ratio:.2f}' for ratio in mine['ratio']])} of Anderson's time "
             f"({steps[0]} evaluations instead of {steps[1]})."
         )
 

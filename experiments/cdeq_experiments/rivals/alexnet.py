@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
-from cdeq.models.arguments import arguments_of
-from cdeq_experiments.rivals.image_layers import (
-    SMALL_IMAGE,
-    check_images,
-    check_sizes,
-    he_weights,
-    stem_stride,
-)
+from cdeq_experiments.rivals.arguments import checked_arguments
+from cdeq_experiments.rivals.image_layers import SMALL_IMAGE, ImageClassifier, stem_stride
+
+POOLED = (0, 1, 4)
+"""The convolutions before a max pool."""
 
 
-class AlexNet(nn.Module):
+class AlexNet(ImageClassifier):
     """y = W3 relu(W2 relu(W1 c(x))), c five convolutions with ReLUs and three max pools (Krizhevsky 2012).
 
     The one-tower form of Krizhevsky 2014. Its convolutions have 1, 3, 6, 4 and 4 times `width`
@@ -28,6 +27,8 @@ class AlexNet(nn.Module):
     (up to 32 pixels) or 2, and each pool halves its map: 32 and 64 pixels become 32, 16, 8 and 4.
     """
 
+    fixed_size = True
+
     def __init__(
         self,
         *,
@@ -40,54 +41,34 @@ class AlexNet(nn.Module):
         batch_norm: bool = False,
     ):
         super().__init__()
-        self.config = arguments_of(locals())
-        check_sizes(self.config, "classes", "in_channels", "image_size", "width", "hidden")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
-        small = image_size <= SMALL_IMAGE
-        stride = stem_stride(image_size, published=4)
-        kernel = 5 if small else 11
-        pool_padding = 1 if small else 0
-
-        def convolution(
-            inputs: int, outputs: int, kernel: int, *, padding: int, stride: int = 1
-        ) -> list[nn.Module]:
-            layers: list[nn.Module] = [
-                nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=not batch_norm)
-            ]
-            if batch_norm:
-                layers.append(nn.BatchNorm2d(outputs))
-            return [*layers, nn.ReLU(inplace=True)]
-
-        def pool() -> nn.Module:
-            return nn.MaxPool2d(3, stride=2, padding=pool_padding)
-
-        self.convolutions = nn.Sequential(
-            *convolution(in_channels, width, kernel, padding=2, stride=stride),
-            pool(),
-            *convolution(width, 3 * width, 5, padding=2),
-            pool(),
-            *convolution(3 * width, 6 * width, 3, padding=1),
-            *convolution(6 * width, 4 * width, 3, padding=1),
-            *convolution(4 * width, 4 * width, 3, padding=1),
-            pool(),
-        )
-        side = (image_size + 4 - kernel) // stride + 1
-        for _ in range(3):
-            side = (side + 2 * pool_padding - 3) // 2 + 1
+        self.config = checked_arguments(locals())
+        small, times = image_size <= SMALL_IMAGE, (1, 3, 6, 4, 4)
+        channels = [in_channels, *(width * each for each in times)]
+        kernels = [5 if small else 11, 5, 3, 3, 3]
+        strides = [stem_stride(image_size, published=4), 1, 1, 1, 1]
+        layers: list[nn.Module] = []
+        for i, (inputs, outputs) in enumerate(pairwise(channels)):
+            kernel, bias = kernels[i], not batch_norm
+            padding = min(kernel // 2, 2)
+            layers.append(nn.Conv2d(inputs, outputs, kernel, strides[i], padding, bias=bias))
+            layers += [nn.BatchNorm2d(outputs)] if batch_norm else []
+            layers.append(nn.ReLU(inplace=True))
+            if i in POOLED:
+                layers.append(nn.MaxPool2d(3, stride=2, padding=int(small)))
+        self.convolutions = nn.Sequential(*layers)
+        side = (image_size + 4 - kernels[0]) // strides[0] + 1
+        for _ in POOLED:
+            side = (side + 2 * small - 3) // 2 + 1
         self.hidden = nn.Sequential(
             nn.Dropout(dropout),
-            nn.Linear(4 * width * side * side, hidden),
+            nn.Linear(channels[-1] * side * side, hidden),
             nn.ReLU(inplace=True),
             nn.Dropout(dropout),
             nn.Linear(hidden, hidden),
             nn.ReLU(inplace=True),
         )
-        self.apply(he_weights)
-        # After the draw above, which is for layers before a ReLU.
-        self.head = nn.Linear(hidden, classes)
+        self.finish(hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, in_channels, H, W) to logits (B, classes); H and W are `image_size`."""
-        check_images(x, self.config["in_channels"], self.config["image_size"])
-        return self.head(self.hidden(self.convolutions(x).flatten(1)))
+    def features(self, x: Tensor) -> Tensor:
+        """Images (B, in_channels, H, W) to (B, hidden)."""
+        return self.hidden(self.convolutions(x).flatten(1))

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph
-from cdeq.models.arguments import arguments_of
-from cdeq.models.graph.dropout import checked_probability
 from cdeq.models.graph.sparse import project_features
+from cdeq_experiments.rivals.arguments import checked_arguments
 
 
 class GPM(nn.Module):
@@ -51,14 +50,9 @@ class GPM(nn.Module):
         chunk: int = 2048,
     ):
         super().__init__()
-        self.config = arguments_of(locals())
-        counts = {"layers": layers, "patterns": patterns, "length": length, "chunk": chunk}
-        for name, count in counts.items():
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, not {count}")
+        self.config = checked_arguments(locals())
         if width % heads:
             raise ValueError(f"width ({width}) must be a multiple of heads ({heads})")
-        checked_probability(dropout)
         self.patterns, self.length, self.chunk = patterns, length, chunk
         self.anonymous_weight, self.seed, self.dropout = anonymous_weight, seed, dropout
         self.project = nn.Linear(features, width)
@@ -79,7 +73,10 @@ class GPM(nn.Module):
             nodes = torch.arange(adjacency.shape[0], device=adjacency.device)
         if len(nodes) == 0:
             raise ValueError("nodes is empty: give at least one node, or None for all")
-        generator = self._generator()
+        self.calls += self.training
+        # Call 0 is evaluation's; the stride keeps the calls of neighbouring seeds apart.
+        call = int(self.calls) if self.training else 0
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + call)
         projected = project_features(self.project, features)
         projected = F.dropout(projected, self.dropout, self.training)
         logits = []
@@ -87,13 +84,6 @@ class GPM(nn.Module):
             walks = random_walks(adjacency, part, self.patterns, self.length, generator)
             logits.append(self._classify(projected, walks))
         return torch.cat(logits)
-
-    def _generator(self) -> torch.Generator:
-        """Call 0 is evaluation's; the stride keeps the calls of neighbouring seeds apart."""
-        if self.training:
-            self.calls += 1
-        call = int(self.calls) if self.training else 0
-        return torch.Generator().manual_seed(1_000_003 * self.seed + call)
 
     def _classify(self, projected: Tensor, walks: Tensor) -> Tensor:
         """Logits (B, C) from the features of all nodes (N, D) and walks (B, P, L + 1)."""
@@ -135,33 +125,24 @@ def random_walks(
     a node without neighbours stays where it is. The generator is one of the CPU.
     """
     pointers, columns = adjacency.crow_indices(), adjacency.col_indices()
-    at = starts.repeat_interleave(walks)
-    visited = [at]
-    for _ in range(length):
-        at = _next_nodes(pointers, columns, at, generator)
-        visited.append(at)
+    visited = [starts.repeat_interleave(walks)]
+    for _ in range(length if len(columns) else 0):
+        at = visited[-1]
+        first = pointers[at]
+        degree = pointers[at + 1] - first
+        # In double precision, where a number below 1 times a degree stays below the degree.
+        draws = torch.rand(2, len(at), dtype=torch.float64, generator=generator).to(at.device)
+        last = (first + degree - 1).clamp_min(0)
+        # Where the draw is the node itself, again from the row without its last entry; should that be the node
+        # too, that entry. With d entries, self-loop among them, a neighbour is then drawn with chance
+        # 1/d + 1/d 1/(d - 1) = 1/(d - 1): evenly, without a list of self-loops.
+        once = columns[torch.minimum(first + (draws[0] * degree).long(), last)]
+        again = columns[torch.minimum(first + (draws[1] * (degree - 1)).long(), last)]
+        again = torch.where(again == at, columns[last], again)
+        step = torch.where(once == at, again, once)
+        visited.append(torch.where(degree == 0, at, step))
+    visited += visited[:1] * (length + 1 - len(visited))
     return torch.stack(visited, dim=1).view(len(starts), walks, length + 1)
-
-
-def _next_nodes(
-    pointers: Tensor, columns: Tensor, at: Tensor, generator: torch.Generator
-) -> Tensor:
-    """One step: draw from the row; where that is the node itself, draw again from the row without its last entry.
-
-    Should that be the node again, the last entry is taken. With d entries, self-loop among them, a
-    neighbour is then drawn with chance 1/d + 1/d 1/(d - 1) = 1/(d - 1): evenly, without a list of self-loops.
-    """
-    if len(columns) == 0:
-        return at
-    first = pointers[at]
-    degree = pointers[at + 1] - first
-    # In double precision, where a number below 1 times a degree stays below the degree.
-    draws = torch.rand(2, len(at), dtype=torch.float64, generator=generator).to(at.device)
-    last_edge = (first + degree - 1).clamp_min(0)
-    once = columns[torch.minimum(first + (draws[0] * degree).long(), last_edge)]
-    again = columns[torch.minimum(first + (draws[1] * (degree - 1)).long(), last_edge)]
-    again = torch.where(again == at, columns[last_edge], again)
-    return torch.where(degree == 0, at, torch.where(once == at, again, once))
 
 
 def anonymous_paths(walks: Tensor) -> Tensor:

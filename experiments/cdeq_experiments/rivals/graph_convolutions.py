@@ -8,16 +8,16 @@ slows the rivals down. The adjacency of a `Graph` is normalised and has its self
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph
-from cdeq.models.arguments import arguments_of
-from cdeq.models.graph.dropout import checked_probability, drop, drop_features
+from cdeq.models.graph.dropout import drop, drop_features
 from cdeq.models.graph.sparse import project_features, sparse_product
+from cdeq_experiments.rivals.arguments import checked_arguments
 from cdeq_experiments.rivals.gpm import GPM
 
 UNLABELLED = -100  # the label that torch's cross entropy leaves out
@@ -31,13 +31,21 @@ class _Convolutions(nn.Module):
     """
 
     activation: Callable[[Tensor], Tensor]
+    layer: Callable[[int, int, int], nn.Module]
+    """From the numbers of inputs, of outputs of a head, and of heads."""
 
-    def __init__(self, features: int, width: int, dropout: float, convs: Iterable[nn.Module]):
+    def __init__(self, config: dict[str, Any]):
         super().__init__()
-        self.dropout = dropout
-        self.project = nn.Linear(features, width, bias=False)
+        self.config, self.dropout = config, config["dropout"]
+        heads = (config["width"], config.get("heads", 1))
+        shapes = [*[heads] * (config["layers"] - 1), (config["classes"], 1)]
+        widths = [width * count for width, count in shapes]
+        self.project = nn.Linear(config["features"], widths[0], bias=False)
         nn.init.xavier_uniform_(self.project.weight)  # as a torch_geometric layer starts it
-        self.convs = nn.ModuleList(convs)
+        self.convs = nn.ModuleList(
+            self.layer(before, *shape)
+            for before, shape in zip([widths[0], *widths], shapes, strict=False)
+        )
         self.convs[0].lin = nn.Identity()
 
     def forward(self, x: Graph) -> Tensor:
@@ -63,20 +71,10 @@ class GCN(_Convolutions):
         layers: int = 2,
         dropout: float = 0.5,
     ):
-        config = arguments_of(locals())
-        _check(layers, dropout)
-        library = _torch_geometric()
-        widths = [*[width] * (layers - 1), classes]
-        super().__init__(
-            features,
-            widths[0],
-            dropout,
-            (
-                _with_our_product(library.GCNConv(before, after, normalize=False))
-                for before, after in zip([widths[0], *widths], widths, strict=False)
-            ),
-        )
-        self.config = config
+        super().__init__(checked_arguments(locals()))
+
+    def layer(self, before: int, after: int, heads: int) -> nn.Module:
+        return _with_our_product("GCNConv", before, after)
 
 
 class GAT(_Convolutions):
@@ -98,22 +96,12 @@ class GAT(_Convolutions):
         dropout: float = 0.6,
         heads: int = 8,
     ):
-        config = arguments_of(locals())
-        _check(layers, dropout)
-        library = _torch_geometric()
-        shapes = [*[(width, heads)] * (layers - 1), (classes, 1)]  # width of a head, heads
-        widths = [after * count for after, count in shapes]
-        super().__init__(
-            features,
-            widths[0],
-            dropout,
-            (
-                # The adjacency has self-loops; taking them out and in again would cost at each call.
-                library.GATConv(before, after, heads=count, dropout=dropout, add_self_loops=False)
-                for before, (after, count) in zip([widths[0], *widths], shapes, strict=False)
-            ),
-        )
-        self.config = config
+        super().__init__(checked_arguments(locals()))
+
+    def layer(self, before: int, after: int, heads: int) -> nn.Module:
+        # The adjacency has self-loops; taking them out and in again would cost at each call.
+        options = {"heads": heads, "dropout": self.dropout, "add_self_loops": False}
+        return _torch_geometric().GATConv(before, after, **options)
 
 
 class GCNII(nn.Module):
@@ -134,15 +122,10 @@ class GCNII(nn.Module):
         theta: float = 0.5,
     ):
         super().__init__()
-        self.config = arguments_of(locals())
-        _check(layers, dropout)
-        self.dropout = dropout
-        library = _torch_geometric()
+        self.config, self.dropout = checked_arguments(locals()), dropout
         self.lin_in = nn.Linear(features, width)
         self.convs = nn.ModuleList(
-            _with_our_product(
-                library.GCN2Conv(width, alpha, theta, layer, shared_weights=True, normalize=False)
-            )
+            _with_our_product("GCN2Conv", width, alpha, theta, layer)
             for layer in range(1, layers + 1)
         )
         self.lin_out = nn.Linear(width, classes)
@@ -156,8 +139,8 @@ class GCNII(nn.Module):
         return self.lin_out(drop(h, self.dropout, self.training))
 
 
-def masked_logits(model: nn.Module, x: Graph, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (L, C) and labels (L,) of the labelled nodes; in `labels` (N,) the others are -100.
+def explicit_loss(model: nn.Module, x: Graph, labels: Tensor) -> Tensor:
+    """Mean cross entropy over the labelled nodes; in `labels` (N,) the others are -100.
 
     GPM answers for these nodes alone; the others always compute the whole graph.
     """
@@ -167,19 +150,7 @@ def masked_logits(model: nn.Module, x: Graph, labels: Tensor) -> tuple[Tensor, T
             f"all {len(labels)} labels are {UNLABELLED}: give at least one node a label"
         )
     logits = model(x, nodes) if isinstance(model, GPM) else model(x)[nodes]
-    return logits, labels[nodes]
-
-
-def explicit_loss(model: nn.Module, x: Graph, labels: Tensor) -> Tensor:
-    """Mean cross entropy over the labelled nodes; in `labels` (N,) the others are -100."""
-    logits, known = masked_logits(model, x, labels)
-    return F.cross_entropy(logits, known)
-
-
-def _check(layers: int, dropout: float) -> None:
-    if layers < 1:
-        raise ValueError(f"layers must be at least 1, not {layers}")
-    checked_probability(dropout)
+    return F.cross_entropy(logits, labels[nodes])
 
 
 def _torch_geometric() -> Any:
@@ -196,8 +167,9 @@ def _torch_geometric() -> Any:
     return layers
 
 
-def _with_our_product(conv: Any) -> Any:
+def _with_our_product(name: str, *sizes: float) -> Any:
     """A layer whose sum over neighbours is our sparse product; a plain function, so that it can be pickled."""
+    conv = getattr(_torch_geometric(), name)(*sizes, normalize=False)
     conv.propagate = _propagate
     return conv
 

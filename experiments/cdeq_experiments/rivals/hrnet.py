@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq.models.arguments import arguments_of
-from cdeq_experiments.rivals.image_layers import (
-    check_images,
-    check_sizes,
-    conv_norm,
-    he_weights,
-    stem_stride,
-)
+from cdeq_experiments.rivals.arguments import checked_arguments
+from cdeq_experiments.rivals.image_layers import ImageClassifier, conv_norms, stem_stride
 
 
-class HRNet(nn.Module):
+class HRNet(ImageClassifier):
     """z_i = relu(sum_j a_ij(b_j(z_j))) over branches of halving resolution (Sun et al. 2019, HRNet-Wx-C).
 
     Branch i has 2^i `width` channels at 1 / 2^i of the resolution of branch 0. Stage 1 is one branch of
@@ -48,64 +42,51 @@ class HRNet(nn.Module):
     ):
         super().__init__()
         modules = tuple(modules)
-        self.config = arguments_of(locals())
-        check_sizes(self.config, *(name for name in self.config if name != "modules"))
-        if not 2 <= stages <= len(modules):
+        self.config = checked_arguments(locals())
+        if not 2 <= stages <= len(modules) or min(modules[:stages]) < 1:
             raise ValueError(
-                f"stages must be from 2, which exchange, to the {len(modules)} of modules, not {stages}"
+                f"stages must be from 2 to the {len(modules)} of modules, with at least one module each, "
+                f"not {stages} of {modules}"
             )
-        if any(repeats < 1 for repeats in modules[:stages]):
-            raise ValueError(f"each stage needs at least one module, not {modules[:stages]}")
         widths = [width << branch for branch in range(stages)]
-        self.stem = nn.Sequential(
-            conv_norm(in_channels, stem, 3, stride=stem_stride(image_size, 2)),
-            conv_norm(stem, stem, 3, stride=2),
-        )
-        bottlenecks = [bottleneck(stem, stem)]
-        bottlenecks += [bottleneck(4 * stem, stem) for _ in range(modules[0] * blocks - 1)]
-        self.first_stage = nn.Sequential(*bottlenecks)
-        self.first_branch = conv_norm(4 * stem, width, 3)
+        self.stem = conv_norms(in_channels, (stem, 3, stem_stride(image_size, 2)), (stem, 3, 2))
+        inputs = [stem, *[4 * stem] * (modules[0] * blocks - 1)]
+        self.first_stage = nn.Sequential(*(bottleneck(each, stem) for each in inputs))
+        self.first_branch = conv_norms(4 * stem, (width, 3))
         # The coarsest branch of each stage, at half the resolution of the coarsest before it.
-        sources = [4 * stem, *widths[1:-1]]
         self.new_branches = nn.ModuleList(
-            conv_norm(source, target, 3, stride=2)
-            for source, target in zip(sources, widths[1:], strict=True)
+            conv_norms(source, (target, 3, 2))
+            for source, target in pairwise([4 * stem, *widths[1:]])
         )
         self.stages = nn.ModuleList(
             nn.Sequential(*(ExchangeModule(widths[: stage + 1], blocks) for _ in range(repeats)))
             for stage, repeats in enumerate(modules[1:stages], start=1)
         )
         heads = [4 * head << branch for branch in range(stages)]
-        self.widen = nn.ModuleList(
-            bottleneck(branch, wide // 4) for branch, wide in zip(widths, heads, strict=True)
-        )
+        self.widen = nn.ModuleList(bottleneck(each, head << i) for i, each in enumerate(widths))
         self.coarsen = nn.ModuleList(
-            conv_norm(fine, coarse, 3, stride=2) for fine, coarse in pairwise(heads)
+            conv_norms(fine, (coarse, 3, 2)) for fine, coarse in pairwise(heads)
         )
-        self.last = conv_norm(heads[-1], features, 1)
-        self.apply(he_weights)
-        # After the draw above, which is for layers before a ReLU.
-        self.head = nn.Linear(features, classes)
+        self.last = conv_norms(heads[-1], (features, 1))
+        self.finish(features)
 
     def branches(self, x: Tensor) -> list[Tensor]:
         """Images to the maps of the last stage, finest first: i has 2^i `width` channels."""
-        check_images(x, self.config["in_channels"])
-        first = self.first_stage(self.stem(x))
-        maps = [self.first_branch(first)]
         # Only the first new branch starts before the transition of its source.
-        source = first
+        source = self.first_stage(self.stem(x))
+        maps = [self.first_branch(source)]
         for new_branch, stage in zip(self.new_branches, self.stages, strict=True):
             maps = stage([*maps, new_branch(source)])
             source = maps[-1]
         return maps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, in_channels, H, W) to logits (B, classes); other sizes than `image_size` pass too."""
+    def features(self, x: Tensor) -> Tensor:
+        """Images (B, in_channels, H, W) to (B, features)."""
         finest, *coarser = self.branches(x)
         y = self.widen[0](finest)
         for coarsen, widen, branch in zip(self.coarsen, self.widen[1:], coarser, strict=True):
             y = widen(branch) + coarsen(y)
-        return self.head(self.last(y).mean(dim=(2, 3)))
+        return self.last(y).mean(dim=(2, 3))
 
 
 class ExchangeModule(nn.Module):
@@ -117,80 +98,57 @@ class ExchangeModule(nn.Module):
     def __init__(self, widths: Sequence[int], blocks: int):
         super().__init__()
         self.branches = nn.ModuleList(
-            nn.Sequential(*(basic_block(width) for _ in range(blocks))) for width in widths
+            nn.Sequential(*(Residual(width, (width, 3), (width, 3)) for _ in range(blocks)))
+            for width in widths
         )
-        self.fusions = nn.ModuleList(Fusion(widths, target) for target in range(len(widths)))
+        self.paths = nn.ModuleDict(
+            {
+                f"{source} to {target}": exchange_path(widths, source, target)
+                for target, source in product(range(len(widths)), repeat=2)
+                if source != target
+            }
+        )
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         maps = [branch(z) for branch, z in zip(self.branches, maps, strict=True)]
-        return [fusion(maps) for fusion in self.fusions]
+        fused = []
+        for target, total in enumerate(maps):
+            for source, z in enumerate(maps):
+                if source != target:
+                    term = self.paths[f"{source} to {target}"](z)
+                    if source > target:
+                        # By size and not by factor: a map of odd sides has no exact half.
+                        term = F.interpolate(term, size=total.shape[-2:], mode="nearest")
+                    total = total + term
+            fused.append(F.relu(total, inplace=True))
+        return fused
 
 
-class Fusion(nn.Module):
-    """relu(sum_j a_ij(z_j)) for one branch i, the target.
+def exchange_path(widths: Sequence[int], source: int, target: int) -> nn.Sequential:
+    """a_ij from branch `source` to `target`: a 1 x 1 convolution to a finer one, whose nearest positions it then takes.
 
-    a_ii is the identity; from coarse to fine a_ij is a 1 x 1 convolution and the nearest position, from fine
-    to coarse a chain of 3 x 3 convolutions of stride 2.
+    To a coarser branch 3 x 3 convolutions of stride 2, with ReLUs only between them.
     """
-
-    def __init__(self, widths: Sequence[int], target: int):
-        super().__init__()
-        self.target = target
-        self.paths = nn.ModuleList(
-            exchange_path(widths, source, target) for source in range(len(widths))
-        )
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        total = maps[self.target]
-        for source, (path, z) in enumerate(zip(self.paths, maps, strict=True)):
-            if source == self.target:
-                continue
-            term = path(z)
-            if source > self.target:
-                # By size and not by factor: a map of odd sides has no exact half.
-                term = F.interpolate(term, size=total.shape[-2:], mode="nearest")
-            total = total + term
-        return F.relu(total, inplace=True)
-
-
-def exchange_path(widths: Sequence[int], source: int, target: int) -> nn.Module:
-    """a_ij from branch `source` to branch `target`, without the upsampling; only between is a ReLU."""
-    if source == target:
-        return nn.Identity()
-    if source > target:
-        return conv_norm(widths[source], widths[target], 1, relu=False)
-    halvings = [
-        conv_norm(widths[source], widths[source], 3, stride=2) for _ in range(target - source - 1)
-    ]
-    return nn.Sequential(
-        *halvings, conv_norm(widths[source], widths[target], 3, stride=2, relu=False)
-    )
+    inputs, outputs = widths[source], widths[target]
+    halvings = [(inputs, 3, 2)] * (target - source - 1)
+    last = (outputs, 1) if source > target else (outputs, 3, 2)
+    return conv_norms(inputs, *halvings, last, relu=False)
 
 
 class Residual(nn.Module):
-    """relu(body(x) + shortcut(x)) of He et al. (2016)."""
+    """relu(convolutions(x) + shortcut(x)) of He et al. (2016), the shortcut an identity where the width stays."""
 
-    def __init__(self, body: nn.Module, shortcut: nn.Module):
+    def __init__(self, inputs: int, *layers: tuple[int, ...]):
         super().__init__()
-        self.body, self.shortcut = body, shortcut
+        outputs = layers[-1][0]
+        self.body = conv_norms(inputs, *layers, relu=False)
+        same = inputs == outputs
+        self.shortcut = nn.Identity() if same else conv_norms(inputs, (outputs, 1), relu=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + self.shortcut(x), inplace=True)
 
 
-def basic_block(width: int) -> Residual:
-    """Two 3 x 3 convolutions that keep the width."""
-    body = nn.Sequential(conv_norm(width, width, 3), conv_norm(width, width, 3, relu=False))
-    return Residual(body, nn.Identity())
-
-
 def bottleneck(inputs: int, inner: int) -> Residual:
     """1 x 1, 3 x 3 and 1 x 1 convolutions, `inputs` to 4 `inner` channels."""
-    outputs = 4 * inner
-    body = nn.Sequential(
-        conv_norm(inputs, inner, 1),
-        conv_norm(inner, inner, 3),
-        conv_norm(inner, outputs, 1, relu=False),
-    )
-    same = inputs == outputs
-    return Residual(body, nn.Identity() if same else conv_norm(inputs, outputs, 1, relu=False))
+    return Residual(inputs, (inner, 1), (inner, 3), (4 * inner, 1))

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 # Up to here the published stems, made for 224 pixels, would leave too few positions.
 SMALL_IMAGE = 64
-# Each classifier halves its maps three times after the stem.
-SMALLEST_IMAGE = 8
+
+
+class ImageClassifier(nn.Module):
+    """logits = head(features(x)); each network has its own `features`, (B, in_channels, H, W) to (B, F)."""
+
+    fixed_size = False
+    """Whether images must have the `image_size` that it was built for, which else only rules the stem."""
+    config: dict[str, Any]
+    features: Callable[[Tensor], Tensor]
+
+    def finish(self, features: int) -> None:
+        """Draw the weights of all layers so far, which stand before a ReLU, and add the head, which does not."""
+        self.apply(he_weights)
+        self.head = nn.Linear(features, self.config["classes"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, in_channels, H, W) to logits (B, classes)."""
+        channels, size = self.config["in_channels"], self.config["image_size"]
+        fits = x.ndim == 4 and x.shape[1] == channels
+        if not fits or (self.fixed_size and x.shape[2:] != (size, size)):
+            sides = f"{size}, {size}" if self.fixed_size else "H, W"
+            raise ValueError(
+                f"images must have the shape (B, {channels}, {sides}), not {tuple(x.shape)}"
+            )
+        return self.head(self.features(x))
 
 
 def stem_stride(image_size: int, published: int) -> int:
@@ -22,20 +46,19 @@ def stem_stride(image_size: int, published: int) -> int:
     return 1 if image_size <= SMALL_IMAGE // 2 else 2
 
 
-def conv_norm(
-    inputs: int, outputs: int, kernel: int, *, stride: int = 1, relu: bool = True
-) -> nn.Sequential:
-    """relu(BN(conv(x))), (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride)).
+def conv_norms(inputs: int, *layers: tuple[int, ...], relu: bool = True) -> nn.Sequential:
+    """x <- relu(BN(conv(x))) for each (outputs, kernel) or (outputs, kernel, stride); `relu`: after the last too.
 
-    The kernel is odd. The convolution has no bias, which the batch norm would take away again.
+    Maps (B, C, H, W) become (B, outputs, ceil(H / stride), ceil(W / stride)). Kernels are odd. The
+    convolutions have no bias, which the batch norm would take away again.
     """
-    layers: list[nn.Module] = [
-        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
-        nn.BatchNorm2d(outputs),
-    ]
-    if relu:
-        layers.append(nn.ReLU(inplace=True))
-    return nn.Sequential(*layers)
+    chain: list[nn.Module] = []
+    for outputs, kernel, *more in layers:
+        stride = more[0] if more else 1
+        conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        chain += [conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+        inputs = outputs
+    return nn.Sequential(*(chain if relu else chain[:-1]))
 
 
 def he_weights(module: nn.Module) -> None:
@@ -47,30 +70,3 @@ def he_weights(module: nn.Module) -> None:
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def check_sizes(config: dict[str, Any], *names: str) -> None:
-    """Refuses, by name, sizes that are not positive whole numbers, and images of too few pixels."""
-    for name in names:
-        size = config[name]
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, not {size!r}")
-    if config["image_size"] < SMALLEST_IMAGE:
-        raise ValueError(
-            f"image_size must be at least {SMALLEST_IMAGE}, not {config['image_size']}: the maps are halved "
-            "three times; enlarge the images first"
-        )
-
-
-def check_images(x: Tensor, in_channels: int, image_size: int | None = None) -> None:
-    """Refuses what is not a batch of images (B, in_channels, H, W), of `image_size` pixels if it is given."""
-    side = "H" if image_size is None else str(image_size)
-    expected = f"(B, {in_channels}, {side}, {'W' if image_size is None else side})"
-    fits = x.ndim == 4 and x.shape[1] == in_channels
-    if fits and image_size is not None:
-        fits = tuple(x.shape[2:]) == (image_size, image_size)
-    if not fits:
-        raise ValueError(
-            f"images must have the shape {expected}, not {tuple(x.shape)}: resize them, or build "
-            "the model with their in_channels and image_size"
-        )

@@ -3,59 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cdeq.models.arguments import arguments_of
+from cdeq_experiments.rivals.arguments import checked_arguments
 from cdeq_experiments.rivals.image_layers import (
     SMALL_IMAGE,
-    check_images,
-    check_sizes,
-    conv_norm,
-    he_weights,
+    ImageClassifier,
+    conv_norms,
     stem_stride,
 )
 
-
-class Widths(NamedTuple):
-    """The channels of an Inception block, a row of figure 5 of Ioffe & Szegedy (2015).
-
-    `single` counts those of the 1 x 1 convolution, `three` and `double` those of the paths with one and
-    two 3 x 3 convolutions, each behind a 1 x 1 convolution to `..._reduce` channels, and `pool` those of
-    the pooled path. A block of stride 2 has no `single`, and its pooled path passes all channels through.
-    """
-
-    single: int
-    three_reduce: int
-    three: int
-    double_reduce: int
-    double: int
-    pool: int
-
-    def scaled(self, width: float) -> Widths:
-        return Widths(*(scale(channels, width) for channels in self))
-
-
 STEM = (64, 64, 192)
 # The paper's table gives 4c and 4d 576 channels, which its own columns do not sum to: they are 608.
-STAGES: tuple[tuple[Widths, ...], ...] = (
-    (Widths(64, 64, 64, 64, 96, 32), Widths(64, 64, 96, 64, 96, 64)),
+STAGES = (
+    ((64, 64, 64, 64, 96, 32), (64, 64, 96, 64, 96, 64)),
     (
-        Widths(224, 64, 96, 96, 128, 128),
-        Widths(192, 96, 128, 96, 128, 128),
-        Widths(160, 128, 160, 128, 160, 128),
-        Widths(96, 128, 192, 160, 192, 128),
+        (224, 64, 96, 96, 128, 128),
+        (192, 96, 128, 96, 128, 128),
+        (160, 128, 160, 128, 160, 128),
+        (96, 128, 192, 160, 192, 128),
     ),
-    (Widths(352, 192, 320, 160, 224, 128), Widths(352, 192, 320, 192, 224, 128)),
+    ((352, 192, 320, 160, 224, 128), (352, 192, 320, 192, 224, 128)),
 )
-# Blocks 3c and 4e, which end the first and the second stage.
-REDUCTIONS = (Widths(0, 128, 160, 64, 96, 0), Widths(0, 128, 192, 192, 256, 0))
+"""The channels of the blocks, rows of figure 5 of Ioffe & Szegedy (2015): `single, three_reduce, three, double_reduce,
+double, pool`. `single` are those of the 1 x 1 convolution, `three` and `double` those of the paths with one and two
+3 x 3 convolutions, each behind a 1 x 1 convolution to `..._reduce` channels, and `pool` those of the pooled path.
+"""
+# Blocks 3c and 4e, of stride 2, which end the first and the second stage; nothing follows the third.
+REDUCTIONS = (((0, 128, 160, 64, 96, 0),), ((0, 128, 192, 192, 256, 0),), ())
 PUBLISHED_BLOCKS = tuple(len(stage) for stage in STAGES)
 
 
-class InceptionV2(nn.Module):
+class InceptionV2(ImageClassifier):
     """y = W mean(b_10(... b_1(s(x)))), b_i(x) = [path_1(x), ..., path_4(x)] (Ioffe & Szegedy 2015, figure 5).
 
     BN-Inception: a stem s, three stages of Inception blocks with a batch norm behind every convolution,
@@ -80,97 +61,68 @@ class InceptionV2(nn.Module):
     ):
         super().__init__()
         blocks = tuple(blocks)
-        self.config = arguments_of(locals())
-        check_sizes(self.config, "classes", "in_channels", "image_size")
+        self.config = checked_arguments(locals())
         if not width > 0:
             raise ValueError(
                 f"width scales the published channels and must be above 0, not {width}"
             )
-        if len(blocks) != len(STAGES) or not all(
-            1 <= kept <= published for kept, published in zip(blocks, PUBLISHED_BLOCKS, strict=True)
-        ):
+        fits = [1 <= kept <= most for kept, most in zip(blocks, PUBLISHED_BLOCKS, strict=False)]
+        if len(blocks) != len(STAGES) or not all(fits):
             raise ValueError(
                 f"blocks must be three numbers from 1 to at most {PUBLISHED_BLOCKS}, not {blocks}"
             )
-        self.stem = stem(in_channels, image_size, width)
-        channels = scale(STEM[-1], width)
-        stages: list[nn.Module] = []
-        for stage, (published, kept) in enumerate(zip(STAGES, blocks, strict=True)):
-            layers: list[InceptionBlock] = []
-            for widths in published[:kept]:
+        first, reduced, channels = (scale(published, width) for published in STEM)
+        small = image_size <= SMALL_IMAGE
+        self.stem = nn.Sequential(
+            conv_norms(in_channels, (first, 3 if small else 7, stem_stride(image_size, 2))),
+            nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1),
+            conv_norms(first, (reduced, 1), (channels, 3)),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
+        self.stages = nn.Sequential()
+        for rows, kept, end in zip(STAGES, blocks, REDUCTIONS, strict=True):
+            stage = nn.Sequential()
+            for widths in (*rows[:kept], *end):
                 # Only the very last block of the paper takes the largest of its pool, not the mean.
                 largest = widths is STAGES[-1][-1]
-                layers.append(InceptionBlock(channels, widths.scaled(width), largest=largest))
-                channels = layers[-1].channels
-            if stage < len(REDUCTIONS):
-                layers.append(InceptionBlock(channels, REDUCTIONS[stage].scaled(width), stride=2))
-                channels = layers[-1].channels
-            stages.append(nn.Sequential(*layers))
-        self.stages = nn.Sequential(*stages)
-        self.apply(he_weights)
-        # After the draw above, which is for layers before a ReLU.
-        self.head = nn.Linear(channels, classes)
+                scaled = [scale(published, width) for published in widths]
+                block = InceptionBlock(channels, scaled, largest=largest)
+                stage.append(block)
+                channels = block.channels
+            self.stages.append(stage)
+        self.finish(channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, in_channels, H, W) to logits (B, classes); other sizes than `image_size` pass too."""
-        check_images(x, self.config["in_channels"])
-        return self.head(self.stages(self.stem(x)).mean(dim=(2, 3)))
+    def features(self, x: Tensor) -> Tensor:
+        """Images (B, in_channels, H, W) to (B, F)."""
+        return self.stages(self.stem(x)).mean(dim=(2, 3))
 
 
 class InceptionBlock(nn.Module):
     """[conv1(x), conv3(conv1(x)), conv3(conv3(conv1(x))), conv1(pool(x))] beside each other.
 
-    (B, inputs, H, W) to (B, channels, H / stride, W / stride), rounded up. With stride 2 the first
-    path is left out and the last is the pool of largest values alone.
+    (B, inputs, H, W) to (B, channels, H, W); a block without a `single` path has stride 2, and its last path is the
+    pool of largest values alone: (B, channels, H / 2, W / 2), rounded up.
     """
 
-    def __init__(self, inputs: int, widths: Widths, *, stride: int = 1, largest: bool = False):
+    def __init__(self, inputs: int, widths: Sequence[int], *, largest: bool = False):
         super().__init__()
-        pool: nn.Module
-        if stride > 1 or largest:
-            pool = nn.MaxPool2d(3, stride, padding=1)
-        else:
-            pool = nn.AvgPool2d(3, stride, padding=1)
+        single, three_reduce, three, double_reduce, double, pooled = widths
+        stride = 1 if single else 2
+        pool = (nn.MaxPool2d if largest or not single else nn.AvgPool2d)(3, stride, padding=1)
         paths: list[nn.Module] = [
-            nn.Sequential(
-                conv_norm(inputs, widths.three_reduce, 1),
-                conv_norm(widths.three_reduce, widths.three, 3, stride=stride),
-            ),
-            nn.Sequential(
-                conv_norm(inputs, widths.double_reduce, 1),
-                conv_norm(widths.double_reduce, widths.double, 3),
-                conv_norm(widths.double, widths.double, 3, stride=stride),
-            ),
+            conv_norms(inputs, (three_reduce, 1), (three, 3, stride)),
+            conv_norms(inputs, (double_reduce, 1), (double, 3), (double, 3, stride)),
         ]
-        if stride > 1:
-            self.widths: tuple[int, ...] = (widths.three, widths.double, inputs)
-            paths.append(pool)
+        if single:
+            last = nn.Sequential(pool, conv_norms(inputs, (pooled, 1)))
+            paths = [conv_norms(inputs, (single, 1)), *paths, last]
         else:
-            self.widths = (widths.single, widths.three, widths.double, widths.pool)
-            paths.insert(0, conv_norm(inputs, widths.single, 1))
-            paths.append(nn.Sequential(pool, conv_norm(inputs, widths.pool, 1)))
+            paths.append(pool)
         self.paths = nn.ModuleList(paths)
-        self.channels = sum(self.widths)
+        self.channels = single + three + double + (pooled or inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([path(x) for path in self.paths], dim=1)
-
-
-def stem(in_channels: int, image_size: int, width: float) -> nn.Sequential:
-    """From images to the first stage; the class says which rule the sizes follow."""
-    first, reduce, last = (scale(channels, width) for channels in STEM)
-    small = image_size <= SMALL_IMAGE
-    layers: list[nn.Module] = [
-        conv_norm(in_channels, first, 3 if small else 7, stride=stem_stride(image_size, 2))
-    ]
-    if not small:
-        layers.append(nn.MaxPool2d(3, stride=2, padding=1))
-    return nn.Sequential(
-        *layers,
-        conv_norm(first, reduce, 1),
-        conv_norm(reduce, last, 3),
-        nn.MaxPool2d(3, stride=2, padding=1),
-    )
 
 
 def scale(channels: int, width: float) -> int:

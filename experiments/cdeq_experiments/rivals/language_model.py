@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from typing import Any
 
 from torch import Tensor, nn
 
-from cdeq.models.arguments import arguments_of
 from cdeq.models.text.adaptive import AdaptiveVocabulary
+from cdeq_experiments.rivals.arguments import checked_arguments
 
 Memory = tuple[Tensor, ...]
 
 
-class WordSizes(TypedDict):
-    """The arguments that all of them take: those of `LanguageModel`."""
-
-    vocabulary: int
-    width: NotRequired[int]
-    cutoffs: NotRequired[tuple[int, ...]]
-    divisor: NotRequired[int]
-    dropout: NotRequired[float]
-
-
 class LanguageModel(nn.Module):
-    """Words of `width` numbers, for reading and for scoring; the network between is each model's own."""
+    """Words of `width` numbers, for reading and for scoring; the `network` between is each model's own.
+
+    A model maps tokens (B, L) and the memory of the segment before to features (B, L, D) and its own memory.
+    """
 
     def __init__(
         self,
@@ -34,21 +27,23 @@ class LanguageModel(nn.Module):
         cutoffs: tuple[int, ...] = (),
         divisor: int = 4,
         dropout: float = 0.0,
+        **network: Any,
     ):
         super().__init__()
         cutoffs = tuple(cutoffs)
-        self.config = arguments_of(locals())
-        self.width = width
+        self.config = checked_arguments(locals())
+        self.width, self.dropout = width, nn.Dropout(dropout)
         self.words = AdaptiveVocabulary(
             vocabulary=vocabulary, width=width, cutoffs=cutoffs, divisor=divisor
         )
 
-
-def check_memory(memory: Memory, expected: Sequence[tuple[int, ...]], batch: int) -> Memory:
-    """The memory itself; a ValueError if it is that of another model or another number of streams."""
-    given = [tuple(tensor.shape) for tensor in memory]
-    if given != list(expected):
-        raise ValueError(
-            f"memory of shapes {given} is not of this model and {batch} streams: expected {list(expected)}"
-        )
-    return memory
+    def remembered(self, memory: Memory | None, shapes: Sequence[tuple[int, ...]]) -> Memory:
+        """The memory given, zeros if there is none; a ValueError if it is of another model or number of streams."""
+        if memory is None:
+            return tuple(self.words.word_bias.new_zeros(shape) for shape in shapes)
+        given = [tuple(tensor.shape) for tensor in memory]
+        if given != list(shapes):
+            raise ValueError(
+                f"memory of shapes {given} is not of this model and {shapes[0][0]} streams: expected {list(shapes)}"
+            )
+        return memory

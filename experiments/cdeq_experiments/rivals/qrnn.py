@@ -6,13 +6,13 @@ Shapes: B streams, L tokens, D width, C channels of one layer.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq_experiments.rivals.language_model import LanguageModel, Memory, WordSizes, check_memory
+from cdeq_experiments.rivals.language_model import LanguageModel, Memory
 
 
 class QRNN(LanguageModel):
@@ -25,29 +25,14 @@ class QRNN(LanguageModel):
     """
 
     def __init__(
-        self,
-        *,
-        channels: int = 220,
-        layers: int = 3,
-        weight_dropout: float = 0.0,
-        **words: Unpack[WordSizes],
+        self, *, channels: int = 220, layers: int = 3, weight_dropout: float = 0.0, **words: Any
     ):
-        super().__init__(**words)
-        self.config |= {"channels": channels, "layers": layers, "weight_dropout": weight_dropout}
-        width, dropout = self.width, self.config["dropout"]
-        if min(channels, layers) < 1:
-            raise ValueError(f"channels and layers must be at least 1, not {channels} and {layers}")
-        for name, value in (("dropout", dropout), ("weight_dropout", weight_dropout)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
-        self.dropout, self.weight_dropout = dropout, weight_dropout
-        self.sizes = [width, *[channels] * (layers - 1), width]
-        windows = [2] + [1] * (layers - 1)
+        super().__init__(channels=channels, layers=layers, weight_dropout=weight_dropout, **words)
+        self.weight_dropout = weight_dropout
+        self.sizes = [self.width, *[channels] * (layers - 1), self.width]
         self.projections = nn.ModuleList()
-        for i, (window, (inputs, outputs)) in enumerate(
-            zip(windows, pairwise(self.sizes), strict=True)
-        ):
-            projection = nn.Linear(window * inputs, 3 * outputs)
+        for i, (inputs, outputs) in enumerate(pairwise(self.sizes)):
+            projection = nn.Linear(inputs if i else 2 * inputs, 3 * outputs)
             # A layer's output, gated means of tanh, is a third or a quarter of unit size at the start.
             size = 3.0 if i else 1.0
             nn.init.normal_(projection.weight, std=size * projection.in_features**-0.5)
@@ -56,8 +41,10 @@ class QRNN(LanguageModel):
 
     def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
-        *cells, before = self._memory(tokens.shape[0], memory)
-        h = locked_dropout(self.words.embed(tokens), self.dropout, self.training)
+        batch = len(tokens)
+        shapes = [*((batch, size) for size in self.sizes[1:]), (batch, 1, self.width)]
+        *cells, before = self.remembered(memory, shapes)
+        h = locked_dropout(self.words.embed(tokens), self.dropout.p, self.training)
         known = torch.cat((before, h), dim=1)
         h, kept = torch.cat((known[:, :-1], h), dim=-1), []
         for projection, cell in zip(self.projections, cells, strict=True):
@@ -65,15 +52,9 @@ class QRNN(LanguageModel):
             weight = F.dropout(projection.weight, self.weight_dropout, self.training)
             z, f, o = F.linear(h, weight, projection.bias).chunk(3, dim=-1)
             c = forget_pool(z.tanh(), f.sigmoid(), cell)
-            h = locked_dropout(o.sigmoid() * c, self.dropout, self.training)
+            h = locked_dropout(o.sigmoid() * c, self.dropout.p, self.training)
             kept.append(c[:, -1].detach())
         return h, (*kept, known[:, -1:].detach())
-
-    def _memory(self, batch: int, memory: Memory | None) -> Memory:
-        expected = [*((batch, size) for size in self.sizes[1:]), (batch, 1, self.width)]
-        if memory is None:
-            return tuple(self.words.word_bias.new_zeros(shape) for shape in expected)
-        return check_memory(memory, expected, batch)
 
 
 def forget_pool(z: Tensor, f: Tensor, c: Tensor) -> Tensor:
@@ -90,6 +71,4 @@ def forget_pool(z: Tensor, f: Tensor, c: Tensor) -> Tensor:
 
 def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     """Dropout of x (B, L, C) with one mask for all tokens of a stream (Gal & Ghahramani 2016)."""
-    if not training or not rate:
-        return x
-    return x * F.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), rate)
+    return F.dropout1d(x.transpose(1, 2), rate, training).transpose(1, 2)

@@ -5,7 +5,9 @@ Shapes: B streams, L tokens, D width, C channels, P tokens that a convolution se
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,10 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from cdeq.models.text.windows import causal_windows
-from cdeq_experiments.rivals.language_model import LanguageModel, Memory, WordSizes, check_memory
+from cdeq_experiments.rivals.language_model import LanguageModel, Memory
+
+Convolve = Callable[[nn.Module, Tensor], Tensor]
+"""Applies a convolution behind its tail, and keeps the next one."""
 
 
 class CausalConv(nn.Module):
@@ -31,9 +36,6 @@ class CausalConv(nn.Module):
         nn.init.zeros_(linear.bias)
         self.linear = weight_norm(linear)
 
-    def no_tail(self, batch: int) -> Tensor:
-        return self.linear.bias.new_zeros(batch, self.past, self.inputs)
-
     def forward(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, L, inputs) and tail (B, P, inputs) to y (B, L, outputs) and the next segment's tail."""
         taps = causal_windows(x, self.kernel, dilation=self.dilation, before=tail)
@@ -41,23 +43,22 @@ class CausalConv(nn.Module):
 
 
 class _ConvolutionalModel(LanguageModel):
-    """What the two networks share: their sizes, and the tails of all convolutions as memory."""
+    """What the two networks share: the tails of all convolutions, in the order of their use, are the memory."""
 
-    def __init__(self, *, channels: int, levels: int, kernel: int, **words: Unpack[WordSizes]):
-        super().__init__(**words)
-        self.config |= {"channels": channels, "levels": levels, "kernel": kernel}
-        if min(channels, levels, kernel) < 1:
-            raise ValueError(
-                f"channels, levels and kernel must be at least 1, not {channels}, {levels} and {kernel}"
-            )
-        self.dropout = nn.Dropout(self.config["dropout"])
+    network: Callable[[Tensor, Convolve], Tensor]
 
-    def _tails(self, batch: int, memory: Memory | None) -> Memory:
-        """One tail for each convolution, in the order of the modules, which is that of their use."""
-        convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
-        if memory is None:
-            return tuple(convolution.no_tail(batch) for convolution in convolutions)
-        return check_memory(memory, [(batch, c.past, c.inputs) for c in convolutions], batch)
+    def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
+        """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
+        convs = [module for module in self.modules() if isinstance(module, CausalConv)]
+        shapes = [(len(tokens), conv.past, conv.inputs) for conv in convs]
+        tails, kept = iter(self.remembered(memory, shapes)), []
+
+        def convolve(conv: nn.Module, x: Tensor) -> Tensor:
+            y, tail = conv(x, next(tails))
+            kept.append(tail)
+            return y
+
+        return self.network(self.dropout(self.words.embed(tokens)), convolve), tuple(kept)
 
 
 class TCN(_ConvolutionalModel):
@@ -67,46 +68,22 @@ class TCN(_ConvolutionalModel):
     `channels`; the last has `width`, so that the embedding is tied.
     """
 
-    def __init__(
-        self, *, channels: int = 128, levels: int = 4, kernel: int = 3, **words: Unpack[WordSizes]
-    ):
+    def __init__(self, *, channels: int = 128, levels: int = 4, kernel: int = 3, **words: Any):
         super().__init__(channels=channels, levels=levels, kernel=kernel, **words)
-        width = self.width
-        sizes = [width, *[channels] * (levels - 1), width]
-        self.blocks = nn.ModuleList(
-            _DilatedBlock(
-                sizes[i], sizes[i + 1], kernel=kernel, dilation=2**i, dropout=self.dropout.p
-            )
-            for i in range(levels)
-        )
+        self.layers = nn.ModuleList()  # three for each level
+        sizes = [self.width, *[channels] * (levels - 1), self.width]
+        for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+            first = CausalConv(inputs, outputs, kernel=kernel, dilation=2**i)
+            second = CausalConv(outputs, outputs, kernel=kernel, dilation=2**i)
+            skip = nn.Identity() if inputs == outputs else nn.Linear(inputs, outputs)
+            self.layers.extend([first, second, skip])
 
-    def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
-        """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
-        tails = self._tails(tokens.shape[0], memory)
-        h = self.dropout(self.words.embed(tokens))
-        kept: list[Tensor] = []
-        for i, block in enumerate(self.blocks):
-            h, *block_tails = block(h, tails[2 * i], tails[2 * i + 1])
-            kept += block_tails
-        return h, tuple(kept)
-
-
-class _DilatedBlock(nn.Module):
-    """Two dilated convolutions of one level of the TCN, and the way around them."""
-
-    def __init__(self, inputs: int, outputs: int, *, kernel: int, dilation: int, dropout: float):
-        super().__init__()
-        self.first = CausalConv(inputs, outputs, kernel=kernel, dilation=dilation)
-        self.second = CausalConv(outputs, outputs, kernel=kernel, dilation=dilation)
-        self.skip = nn.Identity() if inputs == outputs else nn.Linear(inputs, outputs)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self, x: Tensor, first_tail: Tensor, second_tail: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        y, first_tail = self.first(x, first_tail)
-        y, second_tail = self.second(self.dropout(F.relu(y)), second_tail)
-        return F.relu(self.skip(x) + self.dropout(F.relu(y))), first_tail, second_tail
+    def network(self, h: Tensor, convolve: Convolve) -> Tensor:
+        for first, second, skip in zip(*[iter(self.layers)] * 3, strict=True):
+            y = self.dropout(F.relu(convolve(first, h)))
+            y = self.dropout(F.relu(convolve(second, y)))
+            h = F.relu(skip(h) + y)
+        return h
 
 
 class GatedConvNet(_ConvolutionalModel):
@@ -116,25 +93,17 @@ class GatedConvNet(_ConvolutionalModel):
     `width`, so that the embedding is tied.
     """
 
-    def __init__(
-        self, *, channels: int = 96, levels: int = 3, kernel: int = 3, **words: Unpack[WordSizes]
-    ):
+    def __init__(self, *, channels: int = 96, levels: int = 3, kernel: int = 3, **words: Any):
         super().__init__(channels=channels, levels=levels, kernel=kernel, **words)
-        width = self.width
-        self.entry = CausalConv(width, 2 * channels, kernel=kernel)
         self.gated = nn.ModuleList(
-            CausalConv(channels, 2 * channels, kernel=kernel) for _ in range(2 * levels)
+            CausalConv(inputs, 2 * channels, kernel=kernel)
+            for inputs in (self.width, *[channels] * (2 * levels))
         )
-        self.exit = nn.Linear(channels, width)
+        self.exit = nn.Linear(channels, self.width)
 
-    def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
-        """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
-        tails = self._tails(tokens.shape[0], memory)
-        y, tail = self.entry(self.dropout(self.words.embed(tokens)), tails[0])
-        h, kept = F.glu(y), [tail]
-        for i in range(0, len(self.gated), 2):
-            y, first_tail = self.gated[i](self.dropout(h), tails[i + 1])
-            y, second_tail = self.gated[i + 1](F.glu(y), tails[i + 2])
-            h = h + F.glu(y)
-            kept += [first_tail, second_tail]
-        return self.exit(self.dropout(h)), tuple(kept)
+    def network(self, h: Tensor, convolve: Convolve) -> Tensor:
+        entry, *pairs = self.gated
+        h = F.glu(convolve(entry, h))
+        for first, second in zip(pairs[::2], pairs[1::2], strict=True):
+            h = h + F.glu(convolve(second, F.glu(convolve(first, self.dropout(h)))))
+        return self.exit(self.dropout(h))

@@ -5,14 +5,14 @@ Shapes: B streams, L tokens, M tokens of memory, K = M + L, D width, H heads.
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.models.text.relative import relative_attention, sinusoids
-from cdeq_experiments.rivals.language_model import LanguageModel, Memory, WordSizes, check_memory
+from cdeq_experiments.rivals.language_model import LanguageModel, Memory
 
 
 class TransformerXL(LanguageModel):
@@ -29,31 +29,22 @@ class TransformerXL(LanguageModel):
         inner: int = 192,
         layers: int = 3,
         memory: int = 64,
-        **words: Unpack[WordSizes],
+        **words: Any,
     ):
-        super().__init__(**words)
-        self.config |= {"heads": heads, "inner": inner, "layers": layers, "memory": memory}
-        width, dropout = self.width, self.config["dropout"]
-        if min(heads, inner, layers) < 1 or memory < 0:
-            raise ValueError(
-                "heads, inner and layers must be at least 1 and memory at least 0, "
-                f"not {heads}, {inner}, {layers} and {memory}"
-            )
+        super().__init__(heads=heads, inner=inner, layers=layers, memory=memory, **words)
+        width, dropout = self.width, self.dropout.p
         if width % heads or width % 2:
             raise ValueError(f"width must be even and a multiple of heads = {heads}, not {width}")
         self.memory = memory
         self.blocks = nn.ModuleList(_Block(width, heads, inner, dropout) for _ in range(layers))
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
         h = self.dropout(self.words.embed(tokens))
-        if memory is None:
-            memory = (h.new_zeros(h.shape[0], 0, self.width),) * len(self.blocks)
         length = memory[0].shape[1] if memory else 0
-        expected = [(h.shape[0], length, self.width)] * len(self.blocks)
-        check_memory(memory, expected, h.shape[0])
-        keys = memory[0].shape[1] + h.shape[1]
+        shapes = [(len(h), length, self.width)] * len(self.blocks)
+        memory = self.remembered(memory, shapes)
+        keys = length + h.shape[1]
         distances = self.dropout(sinusoids(keys, self.width, device=h.device, dtype=h.dtype))
         kept = []
         for block, before in zip(self.blocks, memory, strict=True):
@@ -80,17 +71,11 @@ class _Block(nn.Module):
         self.contract = nn.Linear(inner, width)
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
-        for layer in (
-            self.query,
-            self.key_value,
-            self.position,
-            self.out,
-            self.expand,
-            self.contract,
-        ):
-            # Smaller weights leave the embedding almost as it was, and tied to it the model would begin
-            # by predicting the word it has just read.
-            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+        for layer in self.children():
+            if isinstance(layer, nn.Linear):
+                # Smaller weights leave the embedding almost as it was, and tied to it the model would begin
+                # by predicting the word it has just read.
+                nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 
     def forward(self, h: Tensor, known: Tensor, distances: Tensor) -> Tensor:
         """h (B, L, D), known (B, K, D), distances (K, D) to (B, L, D)."""

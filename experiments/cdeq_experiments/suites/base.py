@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,7 @@ from cdeq.training.log import Progress
 from cdeq.training.segments import CarriedMemory
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryStore, record
-from cdeq_experiments.configs.base import (
-    StudentConfig,
-    SuiteConfig,
-    TeacherConfig,
-    few_step_teaching,
-)
+from cdeq_experiments.configs.base import StudentConfig, SuiteConfig, TeacherConfig
 from cdeq_experiments.jobs import Job
 from cdeq_experiments.options import Options
 from cdeq_experiments.runs import Run
@@ -45,7 +40,6 @@ Key = dict[str, Any]
 """What something depends on: its run is kept under the hash of it."""
 Keep = Callable[[int, State], None]
 """Given the number of a test batch and its state."""
-Built = TypeVar("Built")
 
 SAVED, RECORDED = "student", "trajectories"
 """Folders inside that of a run: the finished student; what was recorded."""
@@ -219,12 +213,6 @@ class Suite(ABC):
     @property
     def teacher_key(self) -> Key:
         return self.model_key(self.config.teacher)
-
-    def few_step_config(self, steps: int) -> TeacherConfig:
-        """The teacher's model, trained on from its shallow training to be good after `steps` Picard steps."""
-        assert self.config.few_step is not None
-        teaching = few_step_teaching(self.config.few_step, steps)
-        return replace(self.config.teacher, teaching=teaching)
 
     def _stages(self, config: TeacherConfig) -> list[tuple[str, Key]]:
         """The stages of a training, each with what it depends on; the last has the model's name."""
@@ -411,7 +399,7 @@ class Suite(ABC):
         return teacher.readout(solve_model(teacher, context, Anderson(), **given).state, context)
 
 
-def build_seeded(build: Callable[[], Built], seed: int) -> Built:
+def build_seeded(build: Callable[[], Any], seed: int) -> Any:
     """What `build()` makes with the random numbers of a seed; the caller's stay as they were."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -47,7 +47,8 @@ class ImageSuite(Suite):
         return {"metric": accuracy(), "top5": top_accuracy(5)}
 
     def explicit_objective(self, model: nn.Module) -> nn.Module:
-        return SupervisedObjective(model, _loss, self.teacher_seed)
+        loss = lambda model, x, y: cross_entropy(model(x), y)  # noqa: E731
+        return SupervisedObjective(model, loss, self.teacher_seed)
 
     def build_learned_solver(self, teacher: Model) -> HyperDEQ:
         """With the student's kind of start."""
@@ -95,7 +96,3 @@ def images_in_folders(data: ImageData, path: Path) -> Data:
         sizes={"classes": len(train.classes)},
         digest=digest.hexdigest(),
     )
-
-
-def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(model(x), y)

@@ -17,10 +17,8 @@ PLAIN = "state"
 def keep_state(folder: Path, number: int, state: State) -> None:
     """Write the state of a test batch."""
     names = [PLAIN] if isinstance(state, Tensor) else map(str, range(len(state)))
-    parts = dict(zip(names, tensors_of(state), strict=True))
-    save_file(
-        {name: part.contiguous() for name, part in parts.items()}, folder / NAME.format(number)
-    )
+    parts = zip(names, (part.contiguous() for part in tensors_of(state)), strict=True)
+    save_file(dict(parts), folder / NAME.format(number))
 
 
 class KeptStates:
@@ -31,8 +29,5 @@ class KeptStates:
 
     def __getitem__(self, number: int) -> State:
         parts = load_file(self.folder / NAME.format(number))
-        return (
-            parts[PLAIN]
-            if PLAIN in parts
-            else tuple(parts[name] for name in sorted(parts, key=int))
-        )
+        plain = parts.pop(PLAIN, None)
+        return tuple(parts[str(i)] for i in range(len(parts))) if plain is None else plain

@@ -23,9 +23,9 @@ DEFAULT_STUDENT_STEPS = 2
 """Steps before the first check, for a student without a plan."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CertifiedSolution:
-    """A state and the residual that was measured there, which is what solvers stop by; it is not a distance.
+    """A state and the residual that was measured there, which decides when a solver stops; it is not a distance.
 
     `output`: the readout at `state`. `residual` (B,): the teacher's |f(z) - z| / |z|, measured at `state`.
     `steps` (B,): evaluations of f spent on each sample, the check included. `evaluations`: calls of f on the
@@ -39,6 +39,16 @@ class CertifiedSolution:
     steps: Tensor
     evaluations: int
     finished_by: list[str | None]
+
+    def __repr__(self) -> str:
+        """A line to read; the fields hold the rest."""
+        count = len(self.finished_by)
+        return (
+            f"CertifiedSolution({count} sample{'s' * (count != 1)}: {int(self.converged.sum())} converged, "
+            f"{self.finished_by.count('student')} by the student and {self.finished_by.count('solver')} by the "
+            f"solver; {float(self.steps.double().mean()):.1f} evaluations on average, largest residual "
+            f"{float(self.residual.max()):.1e})"
+        )
 
 
 @torch.no_grad()

@@ -233,7 +233,7 @@ def _fit_student(
         run_fit(
             StartObjective(objective_now()),
             batch_at,
-            replace(config, updates=recipe.start_updates, warmup=0),
+            replace(config, updates=recipe.start_updates, warmup_updates=0),
             folder=None if folder is None else folder / "start",
             identity=identity,
             progress=progress,

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from cdeq.consistency.copying import plain_tensors
+from cdeq.consistency.copying import copy_of, plain_tensors
 from cdeq.consistency.parts import TeacherShapes
 from cdeq.consistency.recipes import Recipe
 from cdeq.files import atomic_write_bytes, atomic_write_text, remove_leftovers
@@ -196,7 +196,9 @@ def _rebuilt(
     cls: type[Student], folder: Path, config: dict[str, Any], teacher: nn.Module | type | None
 ) -> Student:
     recipe, shapes = Recipe.from_dict(config["recipe"]), config["shapes"]
-    if not isinstance(teacher, nn.Module):
+    if isinstance(teacher, nn.Module):
+        teacher = copy_of(teacher)  # the caller's own stays as it is
+    else:
         teacher = _build(config["teacher"], teacher, "teacher")
     path, tensors = _read_part("teacher", folder, config)
     fill_model(teacher, tensors, path)

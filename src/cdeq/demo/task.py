@@ -87,8 +87,10 @@ def _teacher_note(task: Task, teacher: nn.Module, training: Training) -> str:
     ]
     if teach.penalty:
         parts.append(f"Jacobian penalty {teach.penalty:g}")
-    if teach.pretrain:
-        parts.append(f"the first {teach.pretrain} updates with {teach.pretrain_depth} plain steps")
+    if teach.pretrain_updates:
+        parts.append(
+            f"the first {teach.pretrain_updates} updates with {teach.pretrain_depth} plain steps"
+        )
     took = "in an unknown time"
     if training.seconds is not None:
         took = f"in {seconds_text(training.seconds)}"
@@ -100,6 +102,6 @@ def _teacher_note(task: Task, teacher: nn.Module, training: Training) -> str:
 
 def _fit_text(fit: FitConfig) -> str:
     text = f"{fit.updates} updates at a learning rate of {fit.learning_rate:g}"
-    if fit.warmup:
-        text += f" after {fit.warmup} of warm-up"
+    if fit.warmup_updates:
+        text += f" after {fit.warmup_updates} of warm-up"
     return f"{text}, weight decay {fit.weight_decay:g}" if fit.weight_decay else text

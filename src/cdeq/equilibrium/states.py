@@ -117,7 +117,10 @@ def residual_ratio(top: Tensor, bottom: Tensor) -> Tensor:
 
 
 def relative_residual(z: Tensor, fz: Tensor) -> Tensor:
-    """|f(z) - z| / |z| for each row of (B, D); at z = 0, where that has no value, 1 (or 0 if f(0) = 0)."""
+    """|f(z) - z| / |z| for each row of (B, D); at z = 0, where that has no value, 1 (or 0 if f(0) = 0).
+
+    It is 0 at the root of F(z) = f(z) - z (paper, eq:root-finding).
+    """
     return residual_ratio(row_norms(subtract(fz, z)), row_norms(z))
 
 

@@ -11,7 +11,7 @@ from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import Input
 from cdeq.evaluation.styles import seconds_text
 from cdeq.evaluation.timing import median_seconds
-from cdeq.solvers import Anderson, Solution, solve_model
+from cdeq.solvers import MAX_STEPS, Anderson, Solution, solve_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class CertifiedComparison:
 
 @torch.no_grad()
 def compare_certified(
-    student: Student, x: Input, *, tol: float = 1e-3, max_steps: int = 50, repeats: int = 5
+    student: Student, x: Input, *, tol: float = 1e-3, max_steps: int = MAX_STEPS, repeats: int = 5
 ) -> CertifiedComparison:
     """Anderson from the teacher's start, and the student's certified solve, taking turns on one batch."""
     teacher = student.teacher

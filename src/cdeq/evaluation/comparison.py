@@ -35,7 +35,7 @@ from cdeq.evaluation.quality import (
 from cdeq.evaluation.results import Results, Row, TeacherResult
 from cdeq.evaluation.timing import Seconds, measure_seconds
 from cdeq.trajectories.fingerprint import teacher_fingerprint
-from cdeq.trajectories.nesting import split_batch
+from cdeq.trajectories.nesting import check_loader, split_batch
 
 
 def evaluate(
@@ -67,6 +67,11 @@ def evaluate(
     teacher = next(iter(students.values())).teacher if students else check_contract(model)
     if not students and isinstance(model, nn.Module):
         teacher = check_contract(frozen_copy(model))  # in evaluation mode
+    if metric is not None and not isinstance(metric, Metric):
+        raise TypeError(
+            f"metric is one of cdeq.evaluation, such as accuracy() or perplexity(), not {metric!r}"
+        )
+    check_loader(batches)
     data = [_placed(batch, teacher) for batch in batches]
     if not data:
         raise ValueError("there is nothing to evaluate on: `batches` is empty")

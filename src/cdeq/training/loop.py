@@ -27,7 +27,7 @@ class FitConfig:
 
     updates: int = 500
     learning_rate: float = 3e-3
-    warmup: int = 0
+    warmup_updates: int = 0
     final_fraction: float = 0.05
     weight_decay: float = 0.0
     clip: float | None = 1.0
@@ -42,16 +42,16 @@ class FitConfig:
         for name in ("checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.warmup < 0:
-            raise ValueError(f"warmup must not be negative, not {self.warmup}")
+        if self.warmup_updates < 0:
+            raise ValueError(f"warmup_updates must not be negative, not {self.warmup_updates}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive, or None, not {self.clip}")
 
     def rate(self, update: int) -> float:
         """The learning rate of an update: a function of its number alone, so nothing need be saved."""
-        if update < self.warmup:
-            return self.learning_rate * (update + 1) / self.warmup
-        done = (update - self.warmup) / max(self.updates - self.warmup, 1)
+        if update < self.warmup_updates:
+            return self.learning_rate * (update + 1) / self.warmup_updates
+        done = (update - self.warmup_updates) / max(self.updates - self.warmup_updates, 1)
         low = self.final_fraction
         return self.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
 

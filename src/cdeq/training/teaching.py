@@ -13,7 +13,7 @@ from cdeq.equilibrium.contract import EquilibriumModel, check_contract
 from cdeq.equilibrium.memory import Segment, require_memory
 from cdeq.equilibrium.states import tensors_of
 from cdeq.gradients import Gradient, Phantom, Unrolled, jacobian_penalty, solve_with_gradient
-from cdeq.solvers import Anderson, Solver
+from cdeq.solvers import TOL, Anderson, Solver
 from cdeq.training.batches import Batches, batches_by_number
 from cdeq.training.draws import numbered_draws, numbered_generator
 from cdeq.training.log import Progress
@@ -28,16 +28,16 @@ class TeachConfig:
 
     `depths`: the solver's budget is drawn for each update from this range, so that the model does not fit
         one depth only. `penalty`: weight of the Jacobian penalty, which keeps the map a contraction.
-    `pretrain`: this many first updates are shallow, `pretrain_depth` unrolled steps.
+    `pretrain_updates`: this many first updates are shallow, `pretrain_depth` unrolled steps.
     """
 
     fit: FitConfig
     solver: Solver = field(default_factory=Anderson)
     gradient: Gradient = field(default_factory=Phantom)
-    tol: float = 1e-3
+    tol: float = TOL
     depths: tuple[int, int] = (15, 30)
     penalty: float = 0.0
-    pretrain: int = 0
+    pretrain_updates: int = 0
     pretrain_depth: int = 4
     seed: int = 0
 
@@ -70,7 +70,7 @@ class TeachingObjective(nn.Module):
         generator = numbered_generator(config.seed, update)
         low, high = config.depths
         depth = int(torch.randint(low, high + 1, (), generator=generator))
-        shallow = update < config.pretrain
+        shallow = update < config.pretrain_updates
         if self.carried is not None:
             x = Segment(x, self.carried.at(update))
         context = model.inject(x)

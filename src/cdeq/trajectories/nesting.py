@@ -70,6 +70,14 @@ def unflatten(structure: Structure, name: str, read: Callable[[str], Tensor]) ->
     return tuple(parts.values()) if kind == "tuple" else list(parts.values())
 
 
+def check_loader(loader: Any) -> None:
+    """Refuse a batch where batches are asked for: its rows would be taken for batches."""
+    if isinstance(loader, Tensor):
+        raise TypeError(
+            f"a tensor {tuple(loader.shape)} is one batch: give a loader, or a list of batches, [x] or [(x, y)]"
+        )
+
+
 def split_batch(batch: Any) -> tuple[Any, Any]:
     """A loader's batch as (x, y): two elements are (x, y), one is (x,), all else is x itself."""
     if type(batch) in (tuple, list) and len(batch) in (1, 2):

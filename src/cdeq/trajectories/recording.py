@@ -32,7 +32,7 @@ from cdeq.trajectories.manifest import (
     require_same_data,
     shard_name,
 )
-from cdeq.trajectories.nesting import flatten_batch, split_batch
+from cdeq.trajectories.nesting import check_loader, flatten_batch, split_batch
 from cdeq.trajectories.store import DTYPES, TrajectoryStore, batch_key
 
 TOLERANCES = {"full": 0.0, "endpoint": TOL}
@@ -75,6 +75,7 @@ def record(
     One process at a time writes a folder. Writing a shard takes three times its size in memory.
     """
     check_contract(model)
+    check_loader(loader)
     solver = solver or Anderson()
     if mode not in CAPTURES:
         raise ValueError(f"mode is one of {', '.join(CAPTURES)}, not {mode!r}")
