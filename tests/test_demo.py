@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from builders import Cut, cut_at
-from cdeq.consistency.recipes import Recipe
+from cdeq.consistency.recipes import RECIPES, Recipe
 from cdeq.demo.run import train_teacher
 from cdeq.demo.task import StudentConfig, Task, settings_of, training_notes
 from cdeq.demo.tasks import DEMO_TASKS
@@ -35,7 +35,7 @@ def test_a_demo_task_is_whole(name):
     total, count = task.metric.part(output, y)
     assert count > 0
     assert math.isfinite(total)
-    assert set(task.students) == {"paper", "anchored"}
+    assert set(task.students) == set(RECIPES)
     for recipe, config in task.students.items():
         Recipe.from_name(recipe, **config.changes)
 

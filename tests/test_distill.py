@@ -128,8 +128,10 @@ def test_a_full_store_serves_own_rollouts(tmp_path, no_plan):
 def test_a_teacher_without_weights_is_refused_before_anything_is_recorded(tmp_path):
     with pytest.raises(TypeError, match=r"must be an nn\.Module, and Weightless is none"):
         distill(Weightless(), batches(), folder=tmp_path)
-    with pytest.raises(TypeError, match=r"changes the teacher's weights, .* recipe='corrected'"):
-        distill(cdeq.from_functions(lambda z, c: 0.5 * z + c), batches(), folder=tmp_path)
+    without = cdeq.from_functions(lambda z, c: 0.5 * z + c)
+    for recipe in ("paper", "anchored", Recipe.from_name("corrected", leap=1)):
+        with pytest.raises(TypeError, match=r"changes the teacher's weights, .*'corrected'"):
+            distill(without, batches(), recipe=recipe, folder=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -244,7 +246,8 @@ def test_progress_is_shown(capsys, monkeypatch, no_plan):
     distill(Tanh(), batches(2), fit=SHORT, progress=True)
     shown = capsys.readouterr().err
     assert "record" in shown
-    assert "distil anchored" in shown
+    assert "distil the start" in shown
+    assert "distil corrected" in shown
 
 
 def test_a_teacher_that_does_not_converge_is_warned_of(no_plan):

@@ -130,6 +130,17 @@ def test_findings_with_lower_is_better():
     assert one(lines, "comes within 1%", "8 evaluations", "no solver does")
 
 
+def test_the_default_recipe_comes_first():
+    rows = [
+        dataclasses.replace(row, method="corrected")
+        for row in RESULTS.rows
+        if row.method == "paper"
+    ]
+    lines = findings(dataclasses.replace(RESULTS, rows=(*RESULTS.rows, *rows)), "prose")
+    told = [line.split()[1] for line in lines if "with 2 evaluations" in line]
+    assert told == ["Corrected", "Anchored", "Paper"]
+
+
 def changed(method="anchored", steps=None, **fields):
     """RESULTS with some rows changed."""
     rows = [

@@ -10,13 +10,15 @@ from cdeq.evaluation.table import Point, curves, kind_of
 
 FEW = 2
 """The step count of the first finding."""
+FIRST = ("corrected", "anchored")
+"""Students that come first: the default recipe, and what was the default before."""
 
 
 def findings(results: Results, dataset: str) -> list[str]:
     """Two or three sentences for each student, and what a reader should know before trusting them."""
     found = curves(results, dataset)
     students = [points for points in found.values() if kind_of(points) == "student"]
-    students.sort(key=lambda points: points[0].method != "corrected")  # the default recipe first
+    students.sort(key=lambda points: _place(points[0].method))
     solvers = [p for points in found.values() if kind_of(points) == "solver" for p in points]
     lines: list[str | None] = []
     for points in students:
@@ -25,6 +27,10 @@ def findings(results: Results, dataset: str) -> list[str]:
         lines.append(time_to_teacher(results, dataset, points, solvers))
     lines += [drift(points) for points in students]
     return [line for line in lines if line] + cautions(results, dataset, solvers)
+
+
+def _place(method: str) -> int:
+    return FIRST.index(method) if method in FIRST else len(FIRST)
 
 
 def few_steps(
