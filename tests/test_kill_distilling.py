@@ -13,14 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cdeq import FitConfig, TrajectoryStore, distill, record
+from cdeq import FitConfig, Recipe, TrajectoryStore, distill, record
 from cdeq.consistency import distillation
 from checks import read_log, tensor_bytes
 from killing import kill_at_every_call, kill_at_random, run_helper
 from teachers import Tanh, batches
 
 KILLS = 10
-RECIPES = {"paper": "full", "anchored": "endpoint"}
+RECIPES = {"paper": "full", "anchored": "endpoint", "corrected": "endpoint"}
+STAGES = {"corrected": ("start", "")}
+"""Folders of trainings, one after another; for the others it is the folder itself."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
@@ -30,32 +32,38 @@ pytestmark = [
 def distilling(folder, store, recipe, updates, every):
     config = FitConfig(updates=updates, checkpoint_every=every, log_every=1, learning_rate=1e-2)
     data = TrajectoryStore.open(store)
+    if recipe == "corrected":
+        recipe = Recipe.from_name(recipe, start_updates=updates, depth=2)
     student = distill(Tanh(), data, recipe=recipe, fit=config, folder=folder)
     student.save(folder / "student")
 
 
 def tensors(folder):
     """The student's weights, and all that its training kept, as bytes."""
-    paths = ("checkpoint.safetensors", "student/student.safetensors")
-    return {path: tensor_bytes(load_file(folder / path)) for path in paths}
+    paths = sorted(folder.rglob("*.safetensors"))
+    return {str(p.relative_to(folder)): tensor_bytes(load_file(p)) for p in paths}
 
 
-def require_same(folder, expected):
+def require_same(stages, folder, expected):
     assert tensors(folder) == tensors(expected), f"{folder} differs"
-    assert read_log(folder) == read_log(expected), f"{folder} has another log"
-    names = {p.name for p in folder.iterdir()}
-    assert names == {"checkpoint.safetensors", "log.jsonl", "student"}, names
+    assert len(tensors(folder)) == len(stages) + 2
+    for stage in stages:
+        assert read_log(folder / stage) == read_log(expected / stage), f"{folder} has another log"
+        names = {p.name for p in (folder / stage).iterdir()}
+        more = {"student", *stages[:-1]} if stage == "" else set()
+        assert names == {"checkpoint.safetensors", "log.jsonl"} | more, names
 
 
-def look(folder):
-    """How many updates the checkpoint knows of, and how many temporary files lie about."""
-    path = folder / "checkpoint.safetensors"
-    known = load_file(path) if path.exists() else {}
-    steps = [int(t) for name, t in known.items() if name.startswith("optimizer.step.")]
-    return {
-        "updates": steps[0] if steps else 0,
-        "temporary": len(list(folder.glob("*.tmp"))) if folder.exists() else 0,
-    }
+def look(stages, folder):
+    """How many updates the checkpoints know of, and how many temporary files lie about."""
+    updates = 0
+    for stage in stages:
+        path = folder / stage / "checkpoint.safetensors"
+        known = load_file(path) if path.exists() else {}
+        steps = [int(t) for name, t in known.items() if name.startswith("optimizer.step.")]
+        updates += steps[0] if steps else 0
+    temporary = [p for stage in stages for p in (folder / stage).glob("*.tmp")]
+    return {"updates": updates, "temporary": len(temporary)}
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +80,10 @@ def test_killed_at_random_instants(reports, recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_killed_at_every_flush_and_rename(reports, recipe):
-    found = reports[recipe]["every call"]
-    # The log, three checkpoints and the student's three files: each flushed, renamed, folder flushed.
-    assert len(found) == 3 * (1 + 3 + 3)
-    assert sum(left["temporary"] for left in found) == 2 * (1 + 3)
+    found, stages = reports[recipe]["every call"], len(STAGES.get(recipe, ("",)))
+    # A log and three checkpoints, and the student's three files: each flushed, renamed, folder flushed.
+    assert len(found) == 3 * (stages * (1 + 3) + 3)
+    assert sum(left["temporary"] for left in found) == stages * 2 * (1 + 3)
 
 
 def everything(root, recipe, mode):
@@ -84,9 +92,11 @@ def everything(root, recipe, mode):
     run = partial(distilling, store=store, recipe=recipe)
     run(root / "first", updates=2, every=1)  # what torch imports when first used is imported here
     long, short = (partial(run, updates=u, every=e) for u, e in ((60, 3), (3, 1)))
+    stages = STAGES.get(recipe, ("",))
+    checks = partial(require_same, stages), partial(look, stages)
     return {
-        "random": kill_at_random(root / "random", long, require_same, look, KILLS),
-        "every call": kill_at_every_call(root / "every", short, require_same, look),
+        "random": kill_at_random(root / "random", long, *checks, KILLS),
+        "every call": kill_at_every_call(root / "every", short, *checks),
     }
 
 

@@ -20,6 +20,8 @@ RECIPES = {
     "paper": Recipe.from_name("paper"),
     "anchored": Recipe.from_name("anchored"),
     "mixed": Recipe.from_name("anchored", history="gru", schedule="learned", lambda_1=0.7, depth=4),
+    "corrected": Recipe.from_name("corrected", start_updates=8, depth=3),
+    "warm_start": Recipe.from_name("warm_start", start_updates=8, depth=3, leap=1),
 }
 
 
