@@ -25,8 +25,6 @@ PLACE = re.compile(r"<!-- fill: (?P<what>.+?) -->.*?<!-- end -->", re.DOTALL)
 MARK = re.compile(r"<!-- (fill: .*?|end) -->")
 TABLES = ("table1", "table2", "table3")
 LEARNED = {"hyperdeq": "learned solver", "ignn_solver": "learned solver"}
-PICTURE = ("table2", "CIFAR-10", "docs/picture.png")
-"""The experiment and data set of the README's picture, and where it is."""
 
 
 class Known:
@@ -106,8 +104,8 @@ def main(arguments: list[str]) -> None:
             filled(path.read_text(encoding="utf-8"), root / "results"), encoding="utf-8"
         )
         if path.name == "README.md":
-            experiment, dataset, picture = PICTURE
-            draw_picture(Known(root / "results").read(experiment)[0], dataset, root / picture)
+            pictured = Known(root / "results").read("table2")[0]
+            draw_picture(pictured, "CIFAR-10", root / "docs" / "picture.png")
 
 
 if __name__ == "__main__":

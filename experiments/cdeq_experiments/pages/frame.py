@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -14,8 +14,6 @@ import pandas as pd
 
 from cdeq.evaluation import Results, Row, metric_of, small_text, style
 
-ONE_STEP = "picard"
-"""The method whose first step is the teacher at one evaluation: from the same start all solvers agree there."""
 NUMBERS = ["metric", "top5", "distance", "residual", "seconds", "f_equivalents", "train_seconds"]
 
 
@@ -34,7 +32,10 @@ def frame(results: Results) -> pd.DataFrame:
     found["spread"] = groups["metric"].std().where(whole["metric"]).to_numpy()
     for name in ("parameters", "published"):
         found[name] = groups[name].first().to_numpy()
-    found["figures"] = [_mean_figures(group) for _, group in groups["figures"]]
+    found["figures"] = [
+        pd.DataFrame(list(figures)).dropna(how="all").mean(skipna=False).to_dict()
+        for _, figures in groups["figures"]
+    ]
     looks = [style(m, explicit=math.isnan(k)) for m, k in found[["method", "steps"]].values]
     found["name"] = [look.name for look in looks]
     kinds = pd.Series([look.kind for look in looks], dtype=str)
@@ -51,11 +52,6 @@ def frame(results: Results) -> pd.DataFrame:
     return found
 
 
-def _mean_figures(figures: Iterable[dict[str, float]]) -> dict[str, float]:
-    known = [one for one in figures if one]
-    return pd.DataFrame(known).mean(skipna=False).to_dict() if known else {}
-
-
 def best_of(
     found: pd.DataFrame, values: pd.Series, text: Callable[[float], str], higher: bool
 ) -> pd.Series:
@@ -68,8 +64,8 @@ def best_of(
 def _gap_closed(results: Results, dataset: str, own: pd.DataFrame) -> pd.Series:
     """1 at the converged teacher, 0 at one step of it; a perplexity counts by its logarithm, the loss."""
     teacher = results.teacher(dataset)
-    first = own.loc[(own["method"] == ONE_STEP) & (own["steps"] == 1), "metric"]
-    start = first.iloc[0] if len(first) else math.nan
+    # From the same start all solvers agree at one evaluation.
+    start = own.loc[(own["method"] == "picard") & (own["steps"] == 1), "metric"].mean()
     end = math.nan if teacher.metric is None else teacher.metric
     values = own["metric"].where(own["steps"].notna())
     if teacher.metric_name == "perplexity":
@@ -105,9 +101,8 @@ def certified(own: pd.DataFrame) -> pd.DataFrame:
 @cache
 def published() -> dict[str, Any]:
     """`beside`: the paper's data set for ours; `values`: by data set, experiment, method and evaluations."""
-    text = resources.files("cdeq_experiments.pages").joinpath("published.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    file = resources.files("cdeq_experiments.pages") / "published.json"
+    return dict(json.loads(file.read_text("utf-8")))
 
 
 def beside(dataset: str) -> str | None:

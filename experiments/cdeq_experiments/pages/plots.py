@@ -48,8 +48,7 @@ def draw_picture(results: Results, dataset: str, path: Path, most: int = 8) -> P
     """One data set for readers in a hurry: the metric of a few methods up to so many evaluations."""
     found = frame(results)
     own = found[(found["dataset"] == dataset) & (found["steps"] <= most)]
-    own = own[own["method"].isin(PICTURED)]
-    own = own.assign(name=own["method"].map(PICTURED))
+    own = own.assign(name=own["method"].map(PICTURED)).dropna(subset="name")
     with matplotlib.rc_context({"font.size": 11, "axes.titlesize": 12}, fname=SETTINGS):
         picture = Figure(figsize=(7.2, 3.8), layout="constrained")
         panel = picture.subplots()

@@ -5,9 +5,9 @@ A sentence is one line of Markdown. Where a student loses, it says so.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from math import isnan
 
 import pandas as pd
 
@@ -22,9 +22,6 @@ from cdeq.evaluation import (
 )
 from cdeq_experiments.pages.frame import certified, frame
 
-RECIPES = ("paper", "anchored")
-SOLVED = "solved"
-"""The teacher's own solver run to its tolerance."""
 NEAR = 0.01
 """A score that is worse than the converged one by this share at most has reached it."""
 ALIKE = {True: 0.01, False: 0.005}
@@ -59,7 +56,7 @@ def counted(counts: Sequence[float]) -> str:
 
 
 def _table(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
-    known = [recipe for recipe in RECIPES if recipe in set(own["method"])]
+    known = [recipe for recipe in ("paper", "anchored") if recipe in set(own["method"])]
     yield from (_student(results, dataset, own, recipe) for recipe in known)
     if "anchored" in known and results.teacher(dataset).metric is not None:
         yield _speed(results, dataset, own)
@@ -78,22 +75,19 @@ def _student(results: Results, dataset: str, own: pd.DataFrame, recipe: str) -> 
         shares = listed([f"{share:.0%}" for share in closed])
         parts.append(f"closes {shares} of the gap at {counted(list(closed.index))}")
     word = "more accurate" if metric.higher_is_better else "better"
-    for field, what, known, better in (
-        ("metric", word, rivals, metric.better),
-        ("distance", "nearer to the equilibrium", rivals[alike], _nearer),
+    for field, what, known, text, higher in (
+        ("metric", word, rivals, metric.text, metric.higher_is_better),
+        ("distance", "nearer to the equilibrium", rivals[alike], small_text, False),
     ):
         known = known[known["steps"].isin(mine.index)].dropna(subset=field)
         pairs = zip(known[field], known["steps"].map(mine[field]), strict=True)
-        lost = known[[math.isnan(b) or better(a, b) for a, b in pairs]]
+        ahead = [isnan(b) or ((a > b) == higher and text(a) != text(b)) for a, b in pairs]
+        lost = known[ahead]
         if len(lost):
             parts.append(f"{what.capitalize()} than it: {_where(lost, len(mine))}")
         elif len(known):
             parts.append(f"No rival is {what}")
     return f"{style(recipe).name}: {'. '.join(parts) or 'nothing to compare with'}."
-
-
-def _nearer(a: float, b: float) -> bool:
-    return a < b and small_text(a) != small_text(b)
 
 
 def _where(rows: pd.DataFrame, most: int) -> str:
@@ -116,19 +110,15 @@ def _speed(results: Results, dataset: str, own: pd.DataFrame) -> str:
     if not len(mine):
         return f"Anchored does not come {what} at any count that was timed."
     student, parts = mine.iloc[0], [] if len(solvers) else ["no solver at any count that was timed"]
-    rivals = pd.concat([solvers[:1], own[own["method"] == SOLVED]])
+    rivals = pd.concat([solvers[:1], own[own["method"] == "solved"]])
     for name, steps, seconds in rivals[["name", "steps", "seconds"]].itertuples(index=False):
         solver = f"the quickest solver, {name} with {steps:g}"
-        who = "Anderson run to its tolerance" if math.isnan(steps) else solver
-        parts.append(f"{_times(seconds / student['seconds'])} {who}")
+        who = "Anderson run to its tolerance" if isnan(steps) else solver
+        ratio = seconds / student["seconds"]
+        pace = f"{max(ratio, 1 / ratio):.1f} times {'faster' if ratio > 1 else 'slower'} than"
+        parts.append(f"{'as fast as' if 1 / 1.05 < ratio < 1.05 else pace} {who}")
     taken = f"{seconds_text(student['seconds'])} and {counted([student['steps']])}"
     return f"Anchored is {what} after {taken}, {', and '.join(parts)}."
-
-
-def _times(ratio: float) -> str:
-    if 1 / 1.05 < ratio < 1.05:
-        return "as fast as"
-    return f"{ratio:.1f} times faster than" if ratio > 1 else f"{1 / ratio:.1f} times slower than"
 
 
 # The others.
@@ -148,7 +138,7 @@ def _ablation(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str
         behind = abs(scores - scores[best])
         usual = ALIKE[metric.percent] * (100 / metric.factor if metric.percent else scores[best])
         noise, who = here["spread"].max(), "the seeds"
-        if math.isnan(noise):
+        if isnan(noise):
             noise, who = usual, "one seed"
         parts = [f"{_named(best)}{', the default,' * (best == default)} is best ({texts[best]})"]
         if behind.max() <= noise:

@@ -16,7 +16,7 @@ FIELDS: dict[str, tuple[str, Callable[[float], str]]] = {
     "distance": ("Distance to the equilibrium", small_text),
     "residual": ("Residual", small_text),
     "seconds": ("Time of one batch", seconds_text),
-    "gap_closed": ("Gap closed", "{:.0%}".format),
+    "gap_closed": ("Gap closed", lambda share: f"{round(100 * share)}%"),
     "top5": ("Top-5 accuracy", "{:.1%}".format),
     "parameters": ("parameters", "{:,}".format),
     "f_equivalents": ("cost in teacher steps, at its first count", cost_text),
@@ -95,9 +95,8 @@ def _table_of(
 
 def _by_count(metric: MetricStyle, own: pd.DataFrame, counts: Sequence[float], field: str) -> Table:
     """Methods down, numbers of evaluations across; a method without a number anywhere is left out."""
-    known = own[own[field].notna() & (own["steps"].isna() | own["steps"].isin(counts))]
+    known = own[own[field].notna() & own["steps"].isin(counts)]
     columns = {f"{k:g}": (field, k) for k in counts}
-    columns |= {"to the end": (field, 0)} if known["steps"].isna().any() else {}
     caption = metric.name.capitalize() if field == "metric" else FIELDS[field][0]
     return _table_of(metric, known, columns, caption=caption, corner="evaluations")
 
@@ -110,14 +109,19 @@ def _table(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[Table]
     for field in ("metric", "distance", "seconds", "gap_closed", "top5"):
         if own[field].notna().any():
             yield _by_count(metric, own, results.page["counts"][dataset], field)
+    lone = own[own["steps"].isna()]
+    if len(lone):
+        fields = {metric.name: "metric", "top-5 accuracy": "top5", "time of one batch": "seconds"}
+        columns = {name: (f, 0) for name, f in fields.items() if lone[f].notna().any()}
+        yield _table_of(metric, lone, columns, caption="Without a number of evaluations")
     spent = own["name"].map(own.groupby("name")["train_seconds"].mean())
     sizes = own.assign(train_seconds=spent, steps=0).drop_duplicates("name")
     # The others are the teacher, solved.
     sizes = sizes[sizes["train_seconds"].notna() | (sizes["parameters"] != teacher.parameters)]
     first = [plain(teacher.name), f"{teacher.parameters:,}", "1.0"]
     first.append(seconds_text(teacher.train_seconds))
-    fields = ("parameters", "f_equivalents", "train_seconds")
-    yield _table_of(metric, sizes, fields, first, caption="Size, cost and training")
+    sized = ("parameters", "f_equivalents", "train_seconds")
+    yield _table_of(metric, sizes, sized, first, caption="Size, cost and training")
 
 
 def _ablation(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[Table]:

@@ -79,22 +79,18 @@ class GPM(nn.Module):
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + call)
         projected = project_features(self.project, features)
         projected = F.dropout(projected, self.dropout, self.training)
+        one_hot = torch.eye(self.length + 1, dtype=projected.dtype, device=projected.device)
         logits = []
         for part in nodes.split(self.chunk):
             walks = random_walks(adjacency, part, self.patterns, self.length, generator)
-            logits.append(self._classify(projected, walks))
+            walks = walks.flatten(0, 1)  # (B P, L + 1)
+            meaning = read_paths(self.semantic, projected, walks)
+            paths, path_of_walk = distinct_paths(anonymous_paths(walks))
+            structure = F.embedding(path_of_walk, read_paths(self.anonymous, one_hot, paths))
+            encoded = meaning + self.anonymous_weight * structure
+            encoded = self.select(encoded.view(len(part), self.patterns, -1))
+            logits.append(self.head(encoded.mean(dim=1)))
         return torch.cat(logits)
-
-    def _classify(self, projected: Tensor, walks: Tensor) -> Tensor:
-        """Logits (B, C) from the features of all nodes (N, D) and walks (B, P, L + 1)."""
-        nodes, patterns, places = walks.shape
-        walks = walks.reshape(-1, places)
-        meaning = read_paths(self.semantic, projected, walks)
-        paths, path_of_walk = distinct_paths(anonymous_paths(walks))
-        one_hot = torch.eye(places, dtype=projected.dtype, device=projected.device)
-        structure = F.embedding(path_of_walk, read_paths(self.anonymous, one_hot, paths))
-        encoded = meaning + self.anonymous_weight * structure
-        return self.head(self.select(encoded.view(nodes, patterns, -1)).mean(dim=1))
 
 
 def read_paths(gru: nn.GRU, symbols: Tensor, paths: Tensor) -> Tensor:

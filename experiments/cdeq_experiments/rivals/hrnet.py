@@ -92,7 +92,8 @@ class HRNet(ImageClassifier):
 class ExchangeModule(nn.Module):
     """z_i = relu(sum_j a_ij(b_j(z_j))): residual blocks on each branch, then all to all (Sun et al., figure 2).
 
-    Maps are (B, widths[i], H / 2^i, W / 2^i), rounded up.
+    Maps are (B, widths[i], H / 2^i, W / 2^i), rounded up. a_ii is the identity; from coarse to fine a_ij is a 1 x 1
+    convolution and the nearest position, from fine to coarse 3 x 3 convolutions of stride 2, ReLUs only between them.
     """
 
     def __init__(self, widths: Sequence[int], blocks: int):
@@ -101,13 +102,13 @@ class ExchangeModule(nn.Module):
             nn.Sequential(*(Residual(width, (width, 3), (width, 3)) for _ in range(blocks)))
             for width in widths
         )
-        self.paths = nn.ModuleDict(
-            {
-                f"{source} to {target}": exchange_path(widths, source, target)
-                for target, source in product(range(len(widths)), repeat=2)
-                if source != target
-            }
-        )
+        self.paths = nn.ModuleDict()
+        for (target, outputs), (source, inputs) in product(enumerate(widths), repeat=2):
+            if source != target:
+                halvings = [(inputs, 3, 2)] * (target - source - 1)
+                last = (outputs, 1) if source > target else (outputs, 3, 2)
+                path = conv_norms(inputs, *halvings, last, relu=False)
+                self.paths[f"{source} to {target}"] = path
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         maps = [branch(z) for branch, z in zip(self.branches, maps, strict=True)]
@@ -122,17 +123,6 @@ class ExchangeModule(nn.Module):
                     total = total + term
             fused.append(F.relu(total, inplace=True))
         return fused
-
-
-def exchange_path(widths: Sequence[int], source: int, target: int) -> nn.Sequential:
-    """a_ij from branch `source` to `target`: a 1 x 1 convolution to a finer one, whose nearest positions it then takes.
-
-    To a coarser branch 3 x 3 convolutions of stride 2, with ReLUs only between them.
-    """
-    inputs, outputs = widths[source], widths[target]
-    halvings = [(inputs, 3, 2)] * (target - source - 1)
-    last = (outputs, 1) if source > target else (outputs, 3, 2)
-    return conv_norms(inputs, *halvings, last, relu=False)
 
 
 class Residual(nn.Module):

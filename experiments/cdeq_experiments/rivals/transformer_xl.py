@@ -42,8 +42,7 @@ class TransformerXL(LanguageModel):
         """Tokens (B, L) to features (B, L, D) and the memory for the next segment."""
         h = self.dropout(self.words.embed(tokens))
         length = memory[0].shape[1] if memory else 0
-        shapes = [(len(h), length, self.width)] * len(self.blocks)
-        memory = self.remembered(memory, shapes)
+        memory = self.remembered(memory, [(len(h), length, self.width)] * len(self.blocks))
         keys = length + h.shape[1]
         distances = self.dropout(sinusoids(keys, self.width, device=h.device, dtype=h.dtype))
         kept = []
