@@ -30,7 +30,7 @@ def true_residual(student, x, state):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["paper", "anchored"])
+@pytest.mark.parametrize("name", ["paper", "anchored", "corrected"])
 @pytest.mark.parametrize("tol", [0.5, 1e-2, 1e-5])
 @pytest.mark.parametrize("max_steps", [1, 4, 60])
 def test_the_certificate_is_true(kind, name, tol, max_steps):
@@ -239,6 +239,16 @@ def test_calibration_never_makes_it_worse(monkeypatch, kind, name, noise, decay)
     times = [student.time_point(j).time for j in range(12)]
     assert all(a <= b for a, b in pairwise(times))
     assert [student.time_point(j).time for j in range(4)] == pytest.approx(list(clock))
+
+
+@pytest.mark.parametrize("name", ["corrected", "warm_start"])
+def test_steps_under_the_teachers_own_weights_have_no_clock_to_choose(name):
+    x, student = inputs(), make(name=name)
+    before = student.trajectory(x, 4)
+    assert student.calibrate(batches(2), steps=4) == ()
+    assert student.calibrated == ()
+    assert set(student.plan) == {1e-1, 1e-2, 1e-3, 1e-4}
+    torch.testing.assert_close(student.trajectory(x, 4), before, rtol=0, atol=0)
 
 
 def test_calibration_of_harmful_changes_switches_them_off():

@@ -151,6 +151,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(no_plan):
 
 # Every ablation learns
 
+QUICK = {"start_updates": 20}
 OWN = {"states": "own", "augment_probability": 0.0, "depth": 3}
 ABLATIONS = [
     *(("paper", {"boundary": b}) for b in ("state", "weights")),
@@ -172,6 +173,14 @@ ABLATIONS = [
     ("paper", {"lambda_1": 0.0}),
     ("paper", {"lambda_1": 1.0, "lambda_2": 0.0}),
     ("anchored", {"lambda_2": 0.1}),
+    *(("corrected", QUICK | changes) for changes in ({}, {"safeguard": False}, {"early": 0.0})),
+    ("corrected", QUICK | {"leap": 1}),
+    ("corrected", QUICK | {"lambda_1": 0.5, "agreement": 0.1}),
+    ("corrected", QUICK | {"lambda_2": 0.1, "task_until": 1.0}),
+    ("corrected", QUICK | {"history": "none", "window": 1, "safeguard": False}),
+    *(("corrected", QUICK | {"backprop": b}) for b in ("checkpointed", "truncated")),
+    ("corrected", {"start": "teacher", "start_updates": 0}),
+    ("warm_start", QUICK),
 ]
 
 
@@ -192,7 +201,12 @@ def test_every_ablation_learns(stores, no_plan, name, changes):
     require_learned(student, slow_teacher(), stores[recipe.store_mode])
     fresh = untrained(slow_teacher(), recipe=recipe).state_dict()
     moved = {name for name, p in student.state_dict().items() if not torch.equal(p, fresh[name])}
-    assert any(n.startswith("deltas") for n in moved)
+    assert any(n.startswith("deltas") for n in moved) == recipe.changes_weights
+    if recipe.correction == "learned":
+        assert "gains" in moved
+        assert {n.split(".")[3] for n in moved if n.startswith("correction")} == {
+            *("linear", "enter", "leave", "gates")
+        }
     if recipe.start == "learned":
         assert any(n.startswith("start_network") for n in moved)
     if recipe.schedule == "learned":

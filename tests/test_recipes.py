@@ -22,11 +22,22 @@ ANCHORED = {
 }
 
 
-@pytest.mark.parametrize(("name", "fields"), [("paper", PAPER), ("anchored", ANCHORED)])
+CORRECTED = {
+    **{"schedule": "leap", "leap": 0, "correction": "learned", "safeguard": True, "early": 1},
+    **{"history": "anderson", "window": 5, "mixing": 1, "start": "learned", "start_updates": 300},
+    **{"states": "own", "loss": "log", "log_floor": None, "lambda_1": 1, "lambda_2": 0},
+    **{"changes_weights": False, "store_mode": "endpoint"},
+}
+WARM_START = CORRECTED | {"correction": "none", "safeguard": False}
+DESIGNS = {"paper": PAPER, "anchored": ANCHORED, "corrected": CORRECTED, "warm_start": WARM_START}
+
+
+@pytest.mark.parametrize(("name", "fields"), DESIGNS.items())
 def test_the_numbers_of_the_paper_and_of_the_design(name, fields):
     recipe = Recipe.from_name(name)
     assert {field: getattr(recipe, field) for field in fields} == fields
     assert name == "paper" or 0.4 <= recipe.decay <= 0.65
+    assert list(RECIPES) == list(DESIGNS)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -64,7 +75,7 @@ def each(name, **values):
 
 CHOICES = (
     *("boundary", "time_map", "schedule", "history", "start", "delta", "states"),
-    *("backprop", "loss", "direction", "first_index"),
+    *("backprop", "loss", "direction", "first_index", "correction", "safeguard"),
 )
 WRONG = [
     *each("anchored", **dict.fromkeys(CHOICES, ("nonsense",))),
@@ -83,15 +94,29 @@ WRONG = [
     ("paper", {"states": "own"}, "augment_probability"),
     ("anchored", {"history": "mlp", "window": 3}, "window"),
     ("anchored", {"history": "gru", "mixing": 0.5}, "mixing"),
+    *each("anchored", leap=[-1], start_updates=[-1], early=[-1.0, math.inf], agreement=[-1.0]),
+    *each("anchored", correction=["learned"], safeguard=[True]),
+    *each("paper", correction=["learned"]),
+    *each("warm_start", safeguard=[True]),
+    ("anchored", {"schedule": "leap", "boundary": "state"}, "schedule"),
+    ("corrected", {"history": "none", "window": 1}, "safeguard"),
+    ("corrected", {"correction": "none"}, "safeguard"),
+    ("corrected", {"start": "teacher"}, "start_updates"),
+    ("corrected", {"schedule": "fixed"}, "correction"),
     # Not of the right kind.
     *each("paper", window=[2.0, "3"], augment_first=[1.5]),
     *each("anchored", depth=[3.5, True], feature_axis=[1.0], gamma=["2"]),
     ("anchored", {"delta": "low_rank", "rank": 4.0}, "rank"),
+    *each("corrected", leap=[1.0, "1"], start_updates=[2.5], early=["1"], log_floor=["1", True]),
     # Without effect.
     *each("anchored", time_map=["linear"], rho=[0.3], first_index=[1], direction=["earlier"]),
     *each("anchored", augment_first=[1], augment_last=[1], ema=[0.5], rank=[2], task_until=[0.9]),
     *each("anchored", eps=[0.1], end=[2.0]),
     *each("paper", depth=[3], log_floor=[0.1]),
+    *each("paper", early=[1.0]),
+    *each("anchored", leap=[2]),
+    *each("corrected", decay=[0.3], gamma=[2.0], delta=["low_rank"], injection=["student"]),
+    *each("corrected", lambda_2=[0.1]),
     ("paper", {"rho": 0.3, "time_map": "linear"}, "rho"),
     ("paper", {"augment_probability": 0.0, "augment_last": 1}, "augment_last"),
     ("anchored", {"loss": "mse", "log_floor": 0.1}, "log_floor"),
@@ -126,6 +151,14 @@ RIGHT = [
     ("anchored", {"states": "teacher", "start": "teacher"}),
     ("anchored", {"rho": 0.1, "ema": 0.95, "rank": 8}),
     ("anchored", {"lambda_2": 1.0, "task_until": 0.9}),
+    ("anchored", {"log_floor": None, "early": 1.0, "start_updates": 10}),
+    ("anchored", {"schedule": "leap", "leap": 2}),
+    ("corrected", {"leap": 1, "delta": "low_rank", "rank": 2, "injection": "student"}),
+    ("corrected", {"leap": 1, "lambda_2": 0.1}),
+    ("corrected", {"lambda_2": 0.1, "task_until": 1.0}),
+    ("corrected", {"history": "none", "window": 1, "safeguard": False}),
+    ("corrected", {"start": "teacher", "start_updates": 0}),
+    ("warm_start", {"correction": "learned", "safeguard": True}),
 ]
 
 

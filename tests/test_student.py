@@ -41,7 +41,19 @@ def changes_of(student):
 @pytest.mark.parametrize("history", ["anderson", "mlp", "gru", "none"])
 def test_a_step_is_one_call_of_the_teachers_step(name, kind, history):
     x = inputs()
-    student = untrained(kind(), x, name, history=history)
+    require_one_call_for_each_step(untrained(kind(), x, name, history=history), x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("noise", [0.1, 5.0])  # the safeguard costs nothing either
+def test_a_corrected_step_is_one_call_of_the_teachers_step(kind, noise):
+    x = inputs()
+    student = randomized(untrained(kind(), x, "corrected"), noise).eval()
+    require_one_call_for_each_step(student, x)
+    require_one_call_for_each_step(student.requires_grad_(False), x)
+
+
+def require_one_call_for_each_step(student, x):
     for steps in range(6):
         student.teacher.calls = 0
         student(x, steps=steps)
@@ -379,11 +391,12 @@ def test_the_teachers_injection_alone_is_computed_once_and_left_as_it_is():
 
 
 @pytest.mark.parametrize("kind", [Tanh, Pair, Ring, Normed])
-@pytest.mark.parametrize("recipe", ["paper", "anchored"])
+@pytest.mark.parametrize("recipe", ["paper", "anchored", "corrected", "warm_start"])
 @pytest.mark.parametrize("injection", ["teacher", "student"])
 def test_a_baked_student_takes_the_same_steps(kind, recipe, injection):
-    x = inputs()
-    student = randomized(untrained(kind(), x, recipe, injection=injection)).requires_grad_(False)
+    x, leap = inputs(), {} if recipe in ("paper", "anchored") else {"leap": 1}
+    student = untrained(kind(), x, recipe, injection=injection, **leap)
+    student = randomized(student).eval().requires_grad_(False)
     expected = student.trajectory(x, 3)
     for steps in (1, 3):
         z, context = student.baked(steps).state(x)
