@@ -27,7 +27,7 @@ class TeachConfig:
     """How a teacher is trained.
 
     `depths`: the solver's budget is drawn for each update from this range, so that the model does not fit
-        one depth only. `penalty`: weight of the Jacobian penalty, which keeps the map a contraction.
+        one depth only. `penalty`: weight of the Jacobian penalty, which pushes the map towards a contraction.
     `pretrain_updates`: this many first updates are shallow, `pretrain_depth` unrolled steps.
     """
 
