@@ -18,11 +18,11 @@ demo: $(READY)
 
 # Under xdist each worker computes on one thread: two would fight over the same cores.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 # Without what trains for long or starts processes.
 quick: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
 
 # Not the README, whose code has its comments in a column.
 lint: $(READY)

@@ -12,7 +12,7 @@ import pytest
 
 import cdeq as library
 from cdeq import cli
-from cdeq.consistency.recipes import RecipeError
+from cdeq.consistency.recipes import RECIPES, RecipeError
 from cdeq.consistency.saving import StudentFolderError
 from cdeq.evaluation import SOLVERS, Results, ResultsError
 from cdeq.generation import GenerationError
@@ -21,6 +21,9 @@ from cdeq.trajectories import DamagedStore, StoreError
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
+
+# In one process: they share one demo.
+pytestmark = pytest.mark.xdist_group("demo")
 
 
 def cdeq(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -45,12 +48,12 @@ def graph_demo(tmp_path_factory):
 def test_demo_prints_one_table_and_writes_everything(graph_demo):
     folder, done = graph_demo
     assert done.returncode == 0, done.stderr
-    for word in ("Picard", "Anderson", "Broyden", "paper", "anchored", "report.html"):
+    for word in ("Picard", "Anderson", "Broyden", "paper", "corrected", "report.html"):
         assert word in done.stdout
     made = folder / "runs" / "demo-graph"
     results = Results.from_json(made / "results.json")
     assert {(r.method, r.steps) for r in results.rows} == {
-        (m, k) for m in (*SOLVERS, "paper", "anchored") for k in (1, 2, 3, 5, 8, 12)
+        (m, k) for m in (*SOLVERS, *RECIPES) for k in (1, 2, 3, 5, 8, 12)
     }
     assert results.command == "cdeq demo --task graph --threads 1"
     assert (made / "report.html").read_text().startswith("<!doctype html>")
@@ -62,14 +65,14 @@ def test_demo_prints_one_table_and_writes_everything(graph_demo):
 
 
 @pytest.mark.slow
-def test_the_anchored_student_is_nearer_than_every_solver_and_never_drifts(graph_demo):
+def test_the_default_student_is_nearer_than_every_solver_and_never_drifts(graph_demo):
     folder, _ = graph_demo
     results = Results.from_json(folder / "runs" / "demo-graph" / "results.json")
     distance = {(r.method, r.steps): r.distance for r in results.rows}
     for k in (1, 2, 3, 5, 8):
-        rivals = [distance[m, k] for m in (*SOLVERS, "paper")]
-        assert distance["anchored", k] < min(rivals)
-    curve = [distance["anchored", k] for k in (1, 2, 3, 5, 8, 12)]
+        rivals = [distance[m, k] for m in (*SOLVERS, "paper", "warm_start", "anchored")]
+        assert distance["corrected", k] < min(rivals)
+    curve = [distance["corrected", k] for k in (1, 2, 3, 5, 8, 12)]
     assert curve == sorted(curve, reverse=True)
 
 
@@ -78,7 +81,7 @@ def test_the_certified_solve_is_shown_and_kept(graph_demo):
     folder, done = graph_demo
     assert "to a certified residual of 0.001" in " ".join(done.stdout.split())
     made = folder / "runs" / "demo-graph"
-    found = json.loads((made / "recipes.json").read_text())["certified"]["anchored"]
+    found = json.loads((made / "recipes.json").read_text())["certified"]["corrected"]
     assert found["solver_converged"] == found["student_converged"] == 1.0
     assert found["student_evaluations"] < found["solver_evaluations"]
     assert "to a certified residual of 0.001" in (made / "report.html").read_text()
