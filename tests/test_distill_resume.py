@@ -177,6 +177,7 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "not one"])
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
     call = {"teacher": Tanh(), "data": batches(), "fit": SHORT, "folder": tmp_path}
     distill(**call)

@@ -116,6 +116,7 @@ MODELS = [*EXPLICIT, (GPM, SMALL_GPM)]
 
 
 @pytest.mark.parametrize(("kind", "options", "formula"), FORMULAS)
+@pytest.mark.slow
 def test_logits_and_gradients_are_those_of_the_dense_formula(graph, kind, options, formula):
     model = build(kind, **options).eval()
     weights = list(model.parameters())

@@ -81,6 +81,7 @@ def untrained(recipe: str, **changes) -> Student:
     ],
     ids=lambda r: f"{r.name}, injection of the {r.injection}",
 )
+@pytest.mark.slow
 def test_from_adapter_to_saved_student(tmp_path, recipe):
     teacher, batches = adapted(), data()
     x = batches[0][0]

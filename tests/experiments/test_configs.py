@@ -36,6 +36,7 @@ def weights(config, **sizes):
 
 
 @pytest.mark.parametrize(("scale", "config"), ALL, ids=lambda one: getattr(one, "name", one))
+@pytest.mark.slow
 def test_every_configuration_builds_its_models(scale, config):
     given = sizes_of(config)
     with torch.device("meta"):
