@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TASK ?= images
+# Compiled once for all processes of the tests, and outside the folders of the code.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick lint format docs bench bench-graphs results clean
 

@@ -61,6 +61,7 @@ def test_probabilities_are_those_of_the_definition_and_sum_to_one(cutoffs, divis
     assert torch.allclose(probabilities, dense(words, features), rtol=1e-11, atol=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     cutoffs=st.sampled_from(CUTOFFS),

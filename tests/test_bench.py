@@ -95,6 +95,7 @@ def test_bench_solvers_makes_its_folder_and_says_how(bench, tmp_path, monkeypatc
     assert data["hardware"]["cpu"]
 
 
+@pytest.mark.slow
 def test_bench_image_loading_times_every_way_against_an_update(
     bench, tmp_path, monkeypatch, capsys
 ):
@@ -116,6 +117,7 @@ def test_bench_image_loading_times_every_way_against_an_update(
         assert row["way"] in shown
 
 
+@pytest.mark.slow
 def test_bench_strangers_compares_all_methods_on_maps_with_and_without_weights(
     bench, tmp_path, monkeypatch, capsys
 ):
@@ -193,6 +195,7 @@ def test_bench_graph_scale_runs_a_phase_in_a_process_of_its_own(bench, tmp_path)
         scale.run("use", scale.Settings(nodes=400), tmp_path)
 
 
+@pytest.mark.slow
 def test_bench_rollout_memory_has_a_row_for_each_way_of_differentiating(bench, monkeypatch, capsys):
     memory = bench("rollout_memory")
 

@@ -32,6 +32,7 @@ def test_degree_and_homophily_are_what_was_asked():
     assert abs(degrees.var() / 10 - 1) < 0.06
 
 
+@pytest.mark.slow
 def test_every_pair_is_equally_likely():
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     generator = torch.Generator().manual_seed(0)

@@ -262,6 +262,7 @@ def test_an_error_that_is_not_known_is_not_hidden(monkeypatch):
         cli.main(["demo"])
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_one_line(tmp_path, capsys):
     folder = tmp_path / "out" / "teacher"
     folder.mkdir(parents=True)

@@ -141,6 +141,7 @@ def quick(**changes):
     return Recipe.from_name("corrected", start_updates=20, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("radius", [0.9, 0.99])
 @pytest.mark.parametrize("weights", [True, False])
 def test_a_linear_map_is_solved_in_two_steps(radius, weights):
@@ -233,6 +234,7 @@ def test_maps_without_weights_need_a_recipe_that_changes_none():
         cdeq.distill(teacher, batches(2), recipe="anchored")
 
 
+@pytest.mark.slow
 def test_a_saved_student_of_a_map_without_weights_is_the_same(tmp_path):
     teacher = Affine(contraction(0.9).float(), weights=False)
     student = cdeq.distill(

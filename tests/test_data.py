@@ -45,6 +45,7 @@ def test_digit_images_are_disjoint():
     assert not rows[1] & rows[2]
 
 
+@pytest.mark.slow
 def test_digit_graph_splits():
     task = digits_graph(0, neighbours=5, per_class=7, valid=100)
     counts = torch.stack([task.train, task.valid, task.test]).long().sum(dim=0)
@@ -98,6 +99,7 @@ def test_text_splits_share_no_paragraph():
     assert not valid & test
 
 
+@pytest.mark.slow
 def test_text_alphabet():
     text = pydoc_text(characters=30)
     assert text.vocabulary == 31

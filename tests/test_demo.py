@@ -70,6 +70,7 @@ def toy_task(updates=30):
     )
 
 
+@pytest.mark.slow
 def test_the_seconds_of_training_survive_a_resume(tmp_path, monkeypatch):
     def at_commit(name):
         monkeypatch.setattr("cdeq.evaluation.training_time.current_commit", lambda: name)

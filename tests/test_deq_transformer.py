@@ -66,6 +66,7 @@ def slow_step(model, z, tokens, memory):
     return out
 
 
+@pytest.mark.slow
 @every_form
 @pytest.mark.parametrize("remembered", [0, 1, 4])
 @pytest.mark.parametrize("length", [1, 5])

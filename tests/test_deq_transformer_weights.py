@@ -65,6 +65,7 @@ def test_all_products_of_the_block_have_normalised_weights():
 # Gradients.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [SETTLING, {"keep": 0.3}], ids=str)
 def test_implicit_gradients_are_those_of_a_long_unrolled_solve(form):
     model, tokens, targets = build(**form), text(2, 6), text(2, 6, seed=7)

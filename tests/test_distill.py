@@ -79,6 +79,7 @@ def test_the_loss_falls_and_the_student_beats_the_teacher(tmp_path, recipe):
     assert set(student.plan) == {1e-1, 1e-2, 1e-3, 1e-4}
 
 
+@pytest.mark.slow
 def test_a_loader_and_a_store_give_the_same_weights(tmp_path, no_plan):
     teacher, data = Tanh(), batches()
     for recipe, mode, tol in (("paper", "full", 0.0), ("anchored", "endpoint", 1e-4)):
@@ -90,6 +91,7 @@ def test_a_loader_and_a_store_give_the_same_weights(tmp_path, no_plan):
         assert not same_weights(one, again)
 
 
+@pytest.mark.slow
 def test_the_global_generator_neither_matters_nor_moves(no_plan):
     teacher, data = Tanh(), batches()
     torch.manual_seed(1)
@@ -119,6 +121,7 @@ def test_a_store_of_the_wrong_kind_or_teacher_is_refused(tmp_path):
         distill(Tanh(seed=9), store, fit=SHORT)
 
 
+@pytest.mark.slow
 def test_a_full_store_serves_own_rollouts(tmp_path, no_plan):
     store = record(slow_teacher(), batches(), tmp_path / "s", max_steps=30)
     student = distill(slow_teacher(), store, recipe="anchored", fit=LEARNING)
@@ -140,6 +143,7 @@ def test_unknown_recipes_are_refused():
         distill(Tanh(), batches(), recipe="best")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_stops_the_run(no_plan):
     def broken(output, labels):
         return output.sum() * math.nan
@@ -255,6 +259,7 @@ def test_what_does_not_fit_the_teacher_is_refused_before_anything_is_solved(tmp_
     refused(Tanh(), inputs().long(), r"cannot take this input .*int64 \(6, 5\) was given")
 
 
+@pytest.mark.slow
 def test_progress_is_shown(capsys, monkeypatch, no_plan):
     monkeypatch.setenv("FORCE_COLOR", "1")
     distill(Tanh(), batches(2), fit=SHORT, progress=True)
@@ -264,6 +269,7 @@ def test_progress_is_shown(capsys, monkeypatch, no_plan):
     assert "distil corrected" in shown
 
 
+@pytest.mark.slow
 def test_a_teacher_that_does_not_converge_is_warned_of(no_plan):
     class Turning(Tanh):
         """A rotation about c / (1 - R): it never comes nearer."""
@@ -276,6 +282,7 @@ def test_a_teacher_that_does_not_converge_is_warned_of(no_plan):
         distill(Turning(), batches(2), fit=SHORT, solver=cdeq.Picard(), max_steps=5, tol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_start_network_of_the_user_is_copied(no_plan):
     network = nn.Linear(8, 8)
     before = network.weight.clone()

@@ -41,6 +41,7 @@ def corrected(**changes):
     return Recipe.from_name("corrected", start_updates=6, depth=3, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["paper", "anchored", corrected(), corrected(lambda_1=0.5)])
 @pytest.mark.parametrize("at", [0, 3, 4, 9])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch, recipe, at):
@@ -60,6 +61,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeyp
     assert [entry["update"] for entry in read_log(folder)] == list(range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, 3, 4, 5])
 @pytest.mark.parametrize("name", ["corrected", "warm_start"])
 def test_a_run_interrupted_while_its_start_is_trained_goes_on(tmp_path, monkeypatch, name, at):
@@ -115,6 +117,7 @@ def test_the_running_average_begins_after_the_start_and_the_fit(tmp_path, monkey
     torch.testing.assert_close(averages, own, rtol=0, atol=1e-20)
 
 
+@pytest.mark.slow
 def test_the_log_is_cut_back_to_the_checkpoint(tmp_path, monkeypatch):
     config = FitConfig(updates=10, checkpoint_every=4, log_every=1)
     call = {"teacher": Tanh(), "data": batches(), "fit": config, "folder": tmp_path}
@@ -128,6 +131,7 @@ def test_the_log_is_cut_back_to_the_checkpoint(tmp_path, monkeypatch):
     assert [entry["update"] for entry in read_log(tmp_path)] == list(range(10))
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     call = {"teacher": Tanh(), "data": batches(), "fit": SHORT, "folder": tmp_path}
     first = distill(**call)
@@ -167,6 +171,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(tmp_path, change
         distill(**call | change)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     for name, data in (("one", batches()), ("other", batches(3))):
         record(Tanh(), data, tmp_path / name, mode="endpoint")

@@ -100,6 +100,7 @@ def prose():
 PROSE = {".py", ".toml", ".j2", ".html", ".json"}
 
 
+@pytest.mark.slow
 def test_the_words_are_those_of_today():
     for path in prose():
         found = UNUSUAL.search(re.sub(r"[\s#]+", " ", path.read_text()))
@@ -289,6 +290,7 @@ def last_line(folder):
     return json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_calls_of_the_page_run_in_one_process_too(tmp_path, monkeypatch):
     usual, short = cdeq.distill, cdeq.FitConfig(updates=3)
     monkeypatch.setattr(cdeq, "distill", lambda *a, **k: usual(*a, fit=short, **k))
@@ -367,6 +369,7 @@ def convolution(q, r, steps):
     return steps * q ** (steps - 1) if q == r else (q**steps - r**steps) / (q - r)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(q=rates, decay=rates, gamma=st.floats(0.3, 4.0), equal=st.booleans())
 def test_the_bounds_hold_at_every_step_and_the_limit_is_the_equilibrium(q, decay, gamma, equal):

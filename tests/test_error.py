@@ -24,6 +24,7 @@ def linear(rate, dtype=torch.float64):
     return (lambda z: z @ a.T + b), torch.zeros_like(b), star
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("tol", [1e-2, 1e-4])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

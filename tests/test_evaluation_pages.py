@@ -259,6 +259,7 @@ def test_labels_are_spread_out():
     assert spread_out([], 0.1) == []
 
 
+@pytest.mark.slow
 def test_plots_write_files_and_leave_settings_alone(tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     before = dict(matplotlib.rcParams)
@@ -277,6 +278,7 @@ def test_missing_matplotlib_is_named(tmp_path, monkeypatch):
     assert "No plots" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [[], RESULTS.rows[:1], RESULTS.rows[30:31]])
 def test_plots_of_almost_nothing(tmp_path, rows):
     pytest.importorskip("matplotlib")
@@ -332,6 +334,7 @@ def page(tmp_path_factory):
     return write_page(results, folder / "report.html", notes=[evil]).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_page_is_self_contained(page):
     assert not re.search(r"https?://", page)
     assert not re.search(r"(src|href)=\"(?!#|data:)", page)
@@ -339,6 +342,7 @@ def test_page_is_self_contained(page):
     assert "@import" not in page
 
 
+@pytest.mark.slow
 def test_page_is_escaped_and_well_formed(page):
     parsed = Page()
     parsed.feed(page)
@@ -351,6 +355,7 @@ def test_page_is_escaped_and_well_formed(page):
     assert len(parsed.ids) == len(set(parsed.ids))
 
 
+@pytest.mark.slow
 def test_page_has_every_row(page):
     parsed = Page()
     parsed.feed(page)
@@ -363,6 +368,7 @@ def test_page_has_every_row(page):
         ), one
 
 
+@pytest.mark.slow
 def test_page_takes_drawn_plots(tmp_path):
     pytest.importorskip("matplotlib")
     plots = {"digits": plot_results(RESULTS, "digits", tmp_path)}

@@ -130,6 +130,7 @@ def test_logits_and_gradients_are_those_of_the_dense_formula(graph, kind, option
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11, msg=lambda m, name=name: name + m)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), MODELS)
 def test_sparse_features_give_what_dense_ones_give(graph, kind, options):
     model = build(kind, **options).eval()
@@ -380,6 +381,7 @@ def test_gpm_without_nodes_is_an_error(graph):
         build(GPM, **SMALL_GPM)(graph, torch.zeros(0, dtype=torch.int64))
 
 
+@pytest.mark.slow
 def test_gpm_tells_by_structure_alone():
     """Triangles and rings of eight with equal features: only anonymous paths tell them apart."""
     triangles = torch.tensor(

@@ -164,6 +164,7 @@ CYCLE = (0, 9, 1, 2, 9, 3, 4, 9, 5, 0, 9, 6)
 LEARNERS = ["tcn", "gated", "qrnn", "transformer"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNERS)
 def test_sixty_updates_learn_a_cyclic_text_far_better_than_its_frequencies(name):
     model = build(name).float()

@@ -70,6 +70,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "weights", "cost"), PUBLISHED)
 def test_the_defaults_have_the_published_size(cls, weights, cost):
     model = published(cls)
@@ -90,6 +91,7 @@ def test_small_classifiers_keep_to_a_small_budget(cls, image_size, classes):
     assert cost <= 15e6
 
 
+@pytest.mark.slow
 @CLASSES
 @settings(max_examples=5)
 @given(
@@ -253,6 +255,7 @@ def test_a_strided_inception_block_passes_its_input_through_a_pool():
     torch.testing.assert_close(y[:, -6:, 1, 2], x[:, :, 1:4, 3:6].amax(dim=(2, 3)))
 
 
+@pytest.mark.slow
 def test_the_branches_of_hrnet_halve_and_widen():
     with torch.device("meta"):
         large = HRNet(classes=10, modules=(1, 1, 1, 1), blocks=1).branches(

@@ -85,6 +85,7 @@ def test_a_batch_depends_on_its_number_alone(photographs, updates):
         assert torch.equal(y, expected_y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_decode_the_same_batches_and_draw_nothing_of_torch(photographs, workers):
     batches, plain = batches_of(photographs, workers=workers), batches_of(photographs)
@@ -119,6 +120,7 @@ def test_seeds_and_numbers_change_a_batch(photographs):
     assert not torch.equal(batches.at(0)[0], others.at(0)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_failure_the_other_batches_and_the_mended_one_come(tmp_path, workers):
     write_folders(tmp_path, {"a": [flat((9 * n, 0, 0)) for n in range(6)]})
@@ -137,6 +139,7 @@ def test_after_a_failure_the_other_batches_and_the_mended_one_come(tmp_path, wor
     batches.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_order_gives_all_images_as_listed(photographs, workers):
     files = FolderImages(photographs)
@@ -162,6 +165,7 @@ def test_impossible_settings_are_refused(photographs):
 # Parts of images.
 
 
+@pytest.mark.slow
 @given(
     width=st.integers(1, 900),
     height=st.integers(1, 900),

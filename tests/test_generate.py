@@ -120,18 +120,21 @@ def test_the_same_command_writes_the_same_and_another_seed_another(folder, capsy
     assert greedy != texts()
 
 
+@pytest.mark.slow
 def test_the_teacher_alone(folder, capsys):
     code, out, _ = run(capsys, folder, "--tokens", 3, "--steps")
     assert code == 0
     assert "student" not in out
 
 
+@pytest.mark.slow
 def test_a_tolerance_that_is_not_reached_is_told(folder, capsys):
     code, out, _ = run(capsys, folder, "--tokens", 3, "--steps", 1, "--tolerance", 1e-30)
     assert code == 0
     assert "At 3 of 3 tokens the teacher did not reach a residual of 1e-30." in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -192,6 +195,7 @@ def test_a_folder_to_write_from_is_checked(how, message, folder, tmp_path, capsy
     assert errors.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_kept_student_is_found_with_its_words(folder):
     student, teacher, vocabulary = load_text_student(folder)
     assert teacher is student.teacher

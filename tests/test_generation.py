@@ -141,6 +141,7 @@ def test_a_student_reads_as_its_rollout_does_with_its_own_memory(recipe, changes
             own = model.remember(read.state, read.context)
 
 
+@pytest.mark.slow
 def test_a_student_of_many_steps_writes_what_its_teacher_does():
     """Its clock ends at the teacher's own map."""
     student = student_of(language_model().double(), "anchored")
@@ -205,6 +206,7 @@ def test_folding_changes_nothing_but_the_time():
 # Drawing.
 
 
+@pytest.mark.slow
 def test_words_are_drawn_as_often_as_they_are_likely():
     likely = 0.7 ** torch.arange(10.0)
     scores = (likely / likely.sum()).log()
@@ -251,6 +253,7 @@ def test_probabilities_that_are_no_numbers_are_refused():
         )
 
 
+@pytest.mark.slow
 def test_the_seed_decides():
     model = language_model()
     reader = teacher_reader(model)
@@ -330,6 +333,7 @@ def test_what_a_text_took():
     assert row["times_faster"] == pytest.approx(4)
 
 
+@pytest.mark.slow
 def test_text_in_one_call():
     words = Vocabulary.of(LINES)
     model = language_model(vocabulary=len(words))

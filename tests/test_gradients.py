@@ -94,6 +94,7 @@ def test_implicit_on_a_linear_map_is_the_closed_form(adjoint, shape):
     assert_close(expected, (u.T @ z, u.sum(0), u.reshape(shape)), 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [True, False])
 def test_implicit_passes_gradcheck(batched):
     model = Tanh(batched)
@@ -316,6 +317,7 @@ def test_nothing_keeps_the_graph_alive(name, backward):
         gc.enable()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_iterations():
     model, x = Tanh(), numbers(BATCH, DIM)
 

@@ -29,6 +29,7 @@ def largest_eigenvalue(dense: Tensor) -> float:
     return float(torch.linalg.eigvals(dense.abs().double()).abs().max())
 
 
+@pytest.mark.slow
 @given(
     nodes=st.integers(1, 12),
     density=st.floats(0.05, 1.0),
@@ -123,6 +124,7 @@ weights = st.lists(
 ).map(lambda rows: torch.tensor(rows, dtype=DOUBLE))
 
 
+@pytest.mark.slow
 @given(weight=weights, radius=st.floats(1e-3, 1e3), seed=st.integers(0, 1000))
 @settings(max_examples=60)
 def test_projection_is_feasible_idempotent_and_nearest(weight, radius, seed):

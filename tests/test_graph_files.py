@@ -148,6 +148,7 @@ def test_npz_graphs_too_small_or_no_zip(tmp_path):
         read_npz_graph(path, seed=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(nodes=st.integers(1, 40), data=st.data())
 def test_the_largest_component_is_that_of_a_search(nodes, data):

@@ -236,6 +236,7 @@ def test_mignn_takes_one_product_a_sweep(monkeypatch):
         torch.testing.assert_close(found, 2 * z - u_half)
 
 
+@pytest.mark.slow
 @given(
     alpha=st.floats(0.05, 1.0), sweeps=st.integers(1, 6), scale=st.sampled_from([0.1, 1.0, 30.0])
 )
@@ -300,6 +301,7 @@ GRADIENT_CASES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", GRADIENT_CASES)
 def test_implicit_gradients_are_those_of_the_unrolled_iteration(case):
     labels = torch.arange(NODES) % CLASSES

@@ -251,6 +251,7 @@ def test_a_named_set_of_class_folders_is_found_in_the_data_folder(two_classes, t
     assert (found.name, len(found.test)) == ("tiny-imagenet-40", 4)
 
 
+@pytest.mark.slow
 def test_at_most_25_images_a_class_are_kept_for_validation(tmp_path):
     for name, count in (("a", 330), ("b", 312)):
         write_folders(tmp_path, {name: [flat(9, 2, 2)] * count}, form="bmp")

@@ -215,6 +215,7 @@ def test_what_becomes_of_an_image_depends_on_the_generator_and_its_place_alone()
 # Batches.
 
 
+@pytest.mark.slow
 @given(count=st.integers(1, 60), batch=st.integers(1, 20), seed=st.integers(0, 1000))
 @settings(max_examples=40)
 def test_an_epoch_has_every_image_once_as_far_as_batches_are_full(count, batch, seed):
@@ -378,6 +379,7 @@ def test_top_accuracy_leaves_out_ignored_labels_and_takes_any_axes():
 # The digits.
 
 
+@pytest.mark.slow
 def test_the_digits_are_bytes_in_three_splits_that_share_no_image():
     from sklearn.datasets import load_digits
 

@@ -63,6 +63,7 @@ def random_solver(dtype=torch.float64, seed=1, **config):
 # Mixing.
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=8))
 def test_centred_weights_sum_to_one_and_keep_their_differences(values):
     alpha_hat = torch.tensor(values, dtype=torch.float64)

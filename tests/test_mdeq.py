@@ -207,6 +207,7 @@ def test_the_readout_is_its_convolutions():
 # Gradients.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("branches", [1, 2, 3])
 def test_implicit_gradients_are_those_of_the_unrolled_iteration(branches):
     labels = torch.tensor([0, 2])

@@ -112,6 +112,7 @@ def distilled(updates: int, branches: int = 2, recipe: str = "anchored", **chang
     )
 
 
+@pytest.mark.slow
 def test_the_three_ways_back_through_a_rollout(no_plan):
     full, checkpointed, truncated = (
         distilled(3, backprop=way, depth=3).own_parts().state_dict()
@@ -142,6 +143,7 @@ def test_a_first_step_comes_nearer_than_the_teachers(branches, recipe, updates, 
         assert (a - exact).norm() < share * (b - exact).norm()
 
 
+@pytest.mark.slow
 def test_a_student_is_the_same_from_its_folder(tmp_path):
     student, x = distilled(2, depth=3), images()[0][0]
     student.save(tmp_path / "student")

@@ -167,6 +167,7 @@ def test_augmented_states_are_the_endpoint(draw):
         torch.testing.assert_close(objective(batch, 0)[0], expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_k_is_drawn_over_the_whole_trajectory(monkeypatch, first):
     objective, batch, _, _ = setting("paper", first_index=first)

@@ -37,6 +37,7 @@ plain = st.integers(-(10**6), 10**6).map(str)
 exponents = st.floats(-1e30, 1e30).map(repr)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.lists(decimals | plain, min_size=1, max_size=30)

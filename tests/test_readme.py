@@ -82,6 +82,7 @@ def test_the_commands_exist():
     assert set(re.findall(r"^    cdeq (\w+)", README, re.MULTILINE)) == set(known) - {"demo"}
 
 
+@pytest.mark.slow
 def test_the_five_lines_run_as_written(names, tmp_path):
     (block,) = blocks_with("cdeq.distill(teacher")[:1]
     exec(block, names)
@@ -90,6 +91,7 @@ def test_the_five_lines_run_as_written(names, tmp_path):
     assert (tmp_path / "student" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_all_other_code_runs_after_them(names):
     """Fields of a result, loading, evaluating: each block after the five lines, with what they made."""
     first = blocks_with("cdeq.distill(teacher")[0]
@@ -112,6 +114,7 @@ def test_the_demos_are_those_of_a_commit(task):
     assert not results.commit.endswith("-dirty")
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_results():
     fill = pytest.importorskip("cdeq_experiments.pages.fill")
     assert fill.filled(README, ROOT / "results") == README

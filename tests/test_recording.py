@@ -176,6 +176,7 @@ nests = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(nests)
 def test_flatten_has_an_inverse_and_unique_names(nest):
     structure, table = flatten(nest, "x")
@@ -315,6 +316,7 @@ def test_bad_arguments_are_refused_before_anything_is_written(tmp_path):
 # Resuming
 
 
+@pytest.mark.slow
 def test_a_resumed_recording_is_the_same_byte_for_byte(tmp_path):
     data = [({"x": x, "more": [x, (y,)]}, y) for x, y in batches(7)]
     options = {"max_steps": 5, "batches_per_shard": 2}

@@ -251,6 +251,7 @@ def test_an_explicit_model_meets_what_it_left(name):
         loss.backward()
 
 
+@pytest.mark.slow
 def test_memory_makes_a_difference_to_what_is_learned():
     ends = []
     for period in (1, PERIOD):  # a pass of one segment never remembers
@@ -337,6 +338,7 @@ def test_a_run_that_was_cut_ends_in_the_same_bytes(whole_runs, tmp_path, name, s
     assert tensor_bytes(ours) == tensor_bytes(theirs)
 
 
+@pytest.mark.slow
 def test_a_run_cut_again_and_again_ends_in_the_same_bytes(whole_runs, tmp_path):
     whole, _ = whole_runs("deq")
     for stop in (4, 5, 8):
@@ -346,6 +348,7 @@ def test_a_run_cut_again_and_again_ends_in_the_same_bytes(whole_runs, tmp_path):
     assert tensor_bytes(resumed.state_dict()) == tensor_bytes(whole.state_dict())
 
 
+@pytest.mark.slow
 def test_without_its_memory_a_resumed_run_would_end_elsewhere(whole_runs, tmp_path, monkeypatch):
     """The test above can fail: a run that forgets its memory at the cut has other weights."""
     whole, _ = whole_runs("deq")

@@ -43,6 +43,7 @@ def test_restore_inverts_flatten(case):
     assert same_tensors(state, restored)
 
 
+@pytest.mark.slow
 @given(states())
 def test_sample_norms_are_those_of_the_numbers(case):
     state, batched = case

@@ -81,6 +81,7 @@ def test_what_was_read_is_kept_and_belongs_to_the_reader(tmp_path):
     assert torch.equal(store[0].x, batches(1)[0][0])
 
 
+@pytest.mark.slow
 def test_only_the_state_asked_for_is_read(tmp_path):
     """Of the mapped shard, 32 states of 1 MB, only the pages around one state become resident."""
     if not Path("/proc/self/smaps").exists():

@@ -183,6 +183,7 @@ def test_with_a_halo_a_parts_own_nodes_keep_their_degree():
         assert torch.equal(inside[: len(part)], degree[part])
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(graphs(), st.data())
 def test_parts_are_disjoint_cover_and_are_balanced(graph, data):
@@ -243,6 +244,7 @@ def test_bad_numbers_of_parts_are_refused():
         partition(oblong, 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(graphs(), st.data())
 def test_a_sample_is_an_induced_subgraph_of_its_size(graph, data):

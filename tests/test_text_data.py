@@ -41,6 +41,7 @@ def test_a_minimum_counts_rare_words_as_unk():
         Vocabulary.of(["a"], minimum=0)
 
 
+@pytest.mark.slow
 @given(lines=LINES, minimum=st.integers(1, 4))
 def test_tokens_are_ordered_by_how_often_they_appear_in_the_encoded_text(lines, minimum):
     vocabulary = Vocabulary.of(lines, minimum)
@@ -53,6 +54,7 @@ def test_tokens_are_ordered_by_how_often_they_appear_in_the_encoded_text(lines, 
     )
 
 
+@pytest.mark.slow
 @given(lines=LINES)
 def test_decoding_gives_the_text_back(lines):
     assert Vocabulary.of(lines).decode(Vocabulary.of(lines).encode(lines)) == "".join(

@@ -121,6 +121,7 @@ def test_a_resumed_recording_is_the_same_byte_for_byte(tmp_path, own, dtype, mod
         assert contents(folder) == expected, stop
 
 
+@pytest.mark.slow
 def test_a_recording_cut_at_every_shard_is_the_same(tmp_path):
     recorded(tmp_path / "whole")
 
@@ -229,6 +230,7 @@ def drawn_steps(objective, batch, update):
     return same[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "mode"), [("anchored", "endpoint"), ("paper", "full")])
 def test_own_memory_is_what_the_student_leaves_of_the_segment_before(stores, recipe, mode):
     store = stores[mode]
@@ -247,6 +249,7 @@ def test_own_memory_is_what_the_student_leaves_of_the_segment_before(stores, rec
     assert drawn == {1, 2, 3, 4}
 
 
+@pytest.mark.slow
 def test_the_draws_depend_on_seed_and_update_alone(stores):
     store = stores["endpoint"]
     objective = objective_of(store, memory="own", depth=4)
@@ -366,6 +369,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_distilling_resumes_to_the_same_weights(stores, no_plan, monkeypatch, tmp_path, name):
     mode, recipe = RECIPES[name]

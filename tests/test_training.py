@@ -269,6 +269,7 @@ def test_batches_of_another_kind_are_refused():
 # Teaching
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", [None, Implicit()])
 def test_a_teacher_learns(tmp_path, gradient):
     data = batches(4, 24)

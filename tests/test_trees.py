@@ -36,6 +36,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(trees)
 def test_mapping_keeps_the_structure_and_replaces_each_tensor(tree):
     doubled = map_tensors(lambda a, b: a + b, tree, tree)

@@ -144,6 +144,7 @@ def test_a_pickle_cut_anywhere_is_refused(read):
             read(whole[:end])
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(data=st.data())
 def test_damage_gives_a_value_or_a_value_error(read, data):

@@ -30,6 +30,7 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_the_pages_are_up_to_date(page):
     assert filled(page.read_text(), ROOT / "results") == page.read_text()
@@ -41,6 +42,7 @@ def value(folder, expression):
     return re.fullmatch(r"by <!-- fill: .* -->(.*)<!-- end --> points", found, re.DOTALL)[1]
 
 
+@pytest.mark.slow
 def test_a_number_in_a_sentence(folder):
     share = 'at("table2", "CIFAR-10", "paper", 1).metric'
     assert value(folder, f'"%.1f" % (100 * {share})') == "62.5"
@@ -48,6 +50,7 @@ def test_a_number_in_a_sentence(folder):
     assert value(folder, 'at("table2", "CIFAR-10", "alexnet").metric') == "0.57"
 
 
+@pytest.mark.slow
 def test_findings_and_tables(folder):
     assert value(folder, 'findings("window")').startswith("\n- **WikiText-2.** With 8 evaluations ")
     tables = value(folder, 'tables("window")')
@@ -56,6 +59,7 @@ def test_findings_and_tables(folder):
     assert "\nCIFAR-10: gap closed\n\n| evaluations | 1 | 8 |" in value(folder, 'tables("table2")')
 
 
+@pytest.mark.slow
 def test_the_summary_has_a_row_for_each_data_set(folder):
     table_1, table_2 = (
         value(folder, f'summary("picard", "learned solver", "paper"{paper})').splitlines()
@@ -82,6 +86,7 @@ def test_filling_again_changes_nothing(folder):
     assert filled(once, folder) == once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "error"),
     [
@@ -108,6 +113,7 @@ def test_the_command_fills_pages(folder):
     assert "WikiText-2" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_readme_has_its_picture_drawn_and_results_are_rendered_again(folder):
     page = folder.parent / "README.md"
     page.write_text("# Title\n")

@@ -180,6 +180,7 @@ ALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", ALL.values(), ids=ALL)
 def test_three_files_are_written(found, tmp_path):
     settings = dict(matplotlib.rcParams)
@@ -202,6 +203,7 @@ def test_three_files_are_written(found, tmp_path):
     assert picture.std() > 0.01  # something is drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", ALL.values(), ids=ALL)
 def test_every_table_of_a_page_is_one(found, tmp_path):
     page = write_pages(found, tmp_path)[1].read_text()
@@ -212,6 +214,7 @@ def test_every_table_of_a_page_is_one(found, tmp_path):
         assert not line.startswith("|") or line.endswith("|")
 
 
+@pytest.mark.slow
 def test_what_the_paper_reports_is_explained_where_it_is_shown(tmp_path):
     page = write_pages(table_results(), tmp_path)[1].read_text()
     assert "(ImageNet for CIFAR-10;" in page
@@ -220,6 +223,7 @@ def test_what_the_paper_reports_is_explained_where_it_is_shown(tmp_path):
     assert "In brackets" not in page
 
 
+@pytest.mark.slow
 def test_results_of_earlier_code_are_marked(tmp_path):
     found = table_results()
     assert "Carried over" not in write_pages(found, tmp_path)[1].read_text()
@@ -227,6 +231,7 @@ def test_results_of_earlier_code_are_marked(tmp_path):
     assert "Carried over" in write_pages(found, tmp_path)[1].read_text()
 
 
+@pytest.mark.slow
 def test_a_run_in_which_everything_diverged_can_still_be_written(tmp_path):
     rows = (row("picard", 1, None), row("anchored", 1, None))
     page = {"layout": "table", "title": "T", "counts": {"Blocks": [1]}}
@@ -234,6 +239,7 @@ def test_a_run_in_which_everything_diverged_can_still_be_written(tmp_path):
     assert all(path.stat().st_size for path in paths)
 
 
+@pytest.mark.slow
 def test_names_with_marks_stay_names(tmp_path):
     page = write_pages(table_results(HOSTILE), tmp_path)[1].read_text()
     html = MarkdownIt("commonmark").enable("table").render(page)
@@ -269,6 +275,7 @@ def test_what_has_no_findings_is_shown_as_it_is():
     assert "of the teacher's" in shown(ALL["cost"])
 
 
+@pytest.mark.slow
 def test_the_picture(tmp_path):
     path = draw_picture(table_results(), "CIFAR-10", tmp_path / "picture.png")
     assert imread(path).shape[:2] == (570, 1080)

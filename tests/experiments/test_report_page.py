@@ -52,6 +52,7 @@ def everything(tmp_path_factory):
     return folder_of(tmp_path_factory.mktemp("all"), *ALL.items())
 
 
+@pytest.mark.slow
 def test_the_order_given_comes_first_then_names(tmp_path):
     found = table_results()
     folder_of(tmp_path, ("b", found), ("a", found), ("c", found), ("d", found))
@@ -61,6 +62,7 @@ def test_the_order_given_comes_first_then_names(tmp_path):
     assert "Without results here: missing." in page.text
 
 
+@pytest.mark.slow
 def test_findings_picture_and_tables_come_in_this_order(everything):
     page = bound(everything)
     section = page.html.split('<section id="table">')[1].split("</section>")[0]
@@ -70,6 +72,7 @@ def test_findings_picture_and_tables_come_in_this_order(everything):
         assert words in section
 
 
+@pytest.mark.slow
 def test_it_is_whole_by_itself(everything):
     page = bound(everything)
     sources = page.values("img", "src")
@@ -82,12 +85,14 @@ def test_it_is_whole_by_itself(everything):
     assert all(page.values("img", "alt"))
 
 
+@pytest.mark.slow
 def test_only_results_with_a_page_are_bound(tmp_path):
     folder_of(tmp_path, ("one", table_results()))
     table_results(page={}).to_json(tmp_path / "demo.json")
     assert bound(tmp_path).values("section", "id") == ["one"]
 
 
+@pytest.mark.slow
 def test_without_a_plot_the_rest_is_there(tmp_path):
     folder_of(tmp_path, ("one", table_results()))
     (tmp_path / "one.png").unlink()
@@ -96,6 +101,7 @@ def test_without_a_plot_the_rest_is_there(tmp_path):
     assert "Accuracy" in page.text
 
 
+@pytest.mark.slow
 def test_hostile_text_stays_text(tmp_path):
     found = table_results(HOSTILE, commit=HOSTILE, command=HOSTILE, hardware=HOSTILE)
     page = {**found.page, "title": HOSTILE, "notes": [HOSTILE]}
@@ -106,6 +112,7 @@ def test_hostile_text_stays_text(tmp_path):
     assert page.text.count("<b>") > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["{", "{}", '{"experiment": 1}'])
 def test_a_damaged_file_is_named_and_the_old_page_stays(tmp_path, content):
     folder_of(tmp_path, ("one", table_results()))
@@ -122,6 +129,7 @@ def test_a_folder_without_results_is_named(tmp_path, name):
         write_report(tmp_path / name, tmp_path / "report.html")
 
 
+@pytest.mark.slow
 def test_text_can_be_told_from_its_ground(everything):
     """In light, in dark and on paper: a contrast of 4.5 at least, as WCAG asks."""
 

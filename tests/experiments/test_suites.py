@@ -230,6 +230,7 @@ class Counting(IGNN):
         return super().step(z, context)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2, 5, 6, 10])
 def test_a_few_step_model_is_trained_after_exactly_its_steps_with_a_gradient_of_five(steps, asked):
     made = suite(asked, "graph")
@@ -254,6 +255,7 @@ def test_a_few_step_model_is_trained_after_exactly_its_steps_with_a_gradient_of_
     torch.testing.assert_close(trained.weight.grad, expected.weight.grad)
 
 
+@pytest.mark.slow
 def test_the_closed_form_is_the_converged_model(asked):
     made, config = suite(asked, "graph"), GRAPH.others["eignn"]
     model, _ = made.train_equilibrium_model("eignn", config)

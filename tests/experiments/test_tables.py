@@ -91,13 +91,11 @@ def test_scores_of_a_text_are_those_of_the_trained_models(reproduced):
     assert row.distance == pytest.approx(scored[2].distance, rel=1e-4)
 
 
-@torch.no_grad()
 def test_scores_of_images_are_those_of_the_trained_models(reproduced):
     place = reproduced("table2", "--seeds", "1")
     found, suite = results(place, "table2"), kept_suite(place, "images")
     model, states = suite.teacher, KeptStates(suite.equilibria().run.folder)
-    with torch.enable_grad():
-        student, _ = suite.train_student(suite.config.students["anchored"], 0)
+    student, _ = suite.train_student(suite.config.students["anchored"], 0)
     right, near, total = dict.fromkeys(("teacher", "picard", "anchored", "top5"), 0), [], 0
     for number, (x, y) in enumerate(suite.data.test()):
         context = model.inject(x)

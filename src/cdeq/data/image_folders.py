@@ -177,8 +177,15 @@ class FolderBatches:
             num_workers=self.workers,
             generator=torch.Generator(),  # else it would draw from torch's own
         )
-        for pixels, labels in loader:
-            yield self.standard(pixels), labels
+        decoded = iter(loader)
+        try:
+            for pixels, labels in decoded:
+                yield self.standard(pixels), labels
+        except Exception as error:
+            # The frames of torch's error refer to each other and to the workers. Workers that are
+            # left to the garbage collector end five seconds late each: end them here.
+            del decoded
+            raise error.with_traceback(None)
 
 
 class _Squares(Dataset[tuple[Tensor, int]]):
