@@ -19,8 +19,8 @@ from checks import read_log, tensor_bytes
 from killing import kill_at_every_call, kill_at_random, run_helper
 from teachers import Tanh, batches
 
-KILLS = 10
-RECIPES = {"paper": "full", "anchored": "endpoint", "corrected": "endpoint"}
+KILLS = 6
+RECIPES = {"paper": "full", "corrected": "endpoint"}
 STAGES = {"corrected": ("start", "")}
 """Folders of trainings, one after another; for the others it is the folder itself."""
 pytestmark = [
@@ -75,7 +75,7 @@ def reports(tmp_path_factory):
 def test_killed_at_random_instants(reports, recipe):
     updates = [left["updates"] for left in reports[recipe]["random"]]
     assert len(updates) >= KILLS
-    assert len(set(updates)) >= 4, f"the kills all landed at the same places: {updates}"
+    assert len(set(updates)) >= 3, f"the kills all landed at the same places: {updates}"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -91,7 +91,7 @@ def everything(root, recipe, mode):
     record(Tanh(), batches(), store, mode=mode, max_steps=8)
     run = partial(distilling, store=store, recipe=recipe)
     run(root / "first", updates=2, every=1)  # what torch imports when first used is imported here
-    long, short = (partial(run, updates=u, every=e) for u, e in ((60, 3), (3, 1)))
+    long, short = (partial(run, updates=u, every=e) for u, e in ((40, 2), (3, 1)))
     stages = STAGES.get(recipe, ("",))
     checks = partial(require_same, stages), partial(look, stages)
     return {

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 CONFIG = FitConfig(updates=12, learning_rate=1e-2, log_every=1, checkpoint_every=5)
 RECIPES = {
     "paper": Recipe.from_name("paper"),
-    "anchored": Recipe.from_name("anchored"),
     "mixed": Recipe.from_name("anchored", history="gru", schedule="learned", lambda_1=0.7, depth=4),
     "corrected": Recipe.from_name("corrected", start_updates=8, depth=3),
     "warm_start": Recipe.from_name("warm_start", start_updates=8, depth=3, leap=1),
@@ -62,7 +61,8 @@ def main(root):
         where.mkdir(exist_ok=True)
         runs(root, where)
         # From a loader: the first process records, and both read.
-        distill(Tanh(), batches(), fit=CONFIG, folder=where / "loader", max_steps=10)
+        given = {"recipe": RECIPES["corrected"], "fit": CONFIG, "max_steps": 10}
+        distill(Tanh(), batches(), folder=where / "loader", **given)
         refused(root, where)
 
 

@@ -68,23 +68,27 @@ def _walk_in_processes(jobs: Sequence[Job], options: Options) -> None:
     pool = ProcessPoolExecutor(count, spawn, initializer=_begin_worker, initargs=(threads,))
     try:
         futures = [pool.submit(walk, jobs, options) for _ in range(count)]
+        children = set(active_children()) - before
         while futures:
             done, running = wait(futures, timeout=0.5, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()  # an error there is an error here
+            # The pool may not watch a process that it started while it was already waiting.
+            if running and any(child.exitcode is not None for child in children):
+                raise BrokenProcessPool("a process ended before its jobs were done")
             for job in [job for job in left if job.run.done]:
                 left.remove(job)
                 options.say(f"{job.title}: done")
             futures = list(running)
-    except BrokenProcessPool as error:
-        raise ExperimentError(
-            "a process that worked on a job was killed, perhaps because memory ran out: the same command resumes, "
-            "with fewer --jobs if so"
-        ) from error
-    except BaseException:
+    except BaseException as error:
         # What the others have done is in their checkpoints: the error should not wait for them to finish.
         for child in set(active_children()) - before:
             child.terminate()
+        if isinstance(error, BrokenProcessPool):
+            raise ExperimentError(
+                "a process that worked on a job was killed, perhaps because memory ran out: the same command "
+                "resumes, with fewer --jobs if so"
+            ) from error
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

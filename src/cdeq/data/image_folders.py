@@ -185,7 +185,7 @@ class FolderBatches:
             # The frames of torch's error refer to each other and to the workers. Workers that are
             # left to the garbage collector end five seconds late each: end them here.
             del decoded
-            raise error.with_traceback(None)
+            raise error.with_traceback(None) from None
 
 
 class _Squares(Dataset[tuple[Tensor, int]]):
