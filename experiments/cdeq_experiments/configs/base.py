@@ -188,6 +188,7 @@ class Budget:
     teaching: Updates = Updates(700, 1e-3)
     paper: Updates = Updates(350, 1e-3)
     anchored: Updates = Updates(160, 6e-3)
+    corrected: Updates = Updates(300, 3e-3)
     learned_solver: Updates = Updates(150, 3e-3)
     explicit: Updates = Updates(1000, 2e-3)
     few_step_updates: int = 600
@@ -233,8 +234,8 @@ class Budget:
         return replace(self.teach(), fit=config, penalty=0.0)
 
     def student(self, recipe: str, **changes: Any) -> StudentConfig:
-        """A student of a recipe, `paper` or `anchored`."""
-        updates: Updates = getattr(self, recipe)
+        """A student of a recipe; the control `warm_start` is trained as `corrected` is."""
+        updates: Updates = getattr(self, "corrected" if recipe == "warm_start" else recipe)
         return StudentConfig(recipe=recipe, fit=_fit(updates, updates.count // 20), changes=changes)
 
     def hyperdeq(self) -> LearnedSolverConfig:

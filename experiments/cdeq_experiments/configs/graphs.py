@@ -84,7 +84,10 @@ def graph_config(
             "eignn": replace(eignn, closed_form="eignn_closed"),
             "mignn": replace(mignn, teaching=replace(teaching, solver=MIGNN_SOLVER)),
         },
-        students={"paper": student, "anchored": anchored},
+        students={
+            **{"paper": student, "anchored": anchored},
+            **{name: replace(student, recipe=name) for name in ("warm_start", "corrected")},
+        },
         recording={"endpoint": whole, "full": whole},
         tolerances=base.Tolerances(max_steps=150, exact=1e-5, everyday=None),
         counts=base.Counts(shown=SHOWN, methods=ALL, solvers=ALL, timed=SHOWN),

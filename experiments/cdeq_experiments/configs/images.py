@@ -67,6 +67,8 @@ def image_config(
         students={
             "paper": budget.student("paper"),
             "anchored": budget.student("anchored", depth=4, lambda_2=2.0),
+            "warm_start": budget.student("warm_start"),
+            "corrected": budget.student("corrected"),
         },
         recording=base.record_configs(*recorded),
         tolerances=base.Tolerances(max_steps=60),

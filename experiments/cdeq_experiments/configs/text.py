@@ -49,6 +49,8 @@ def text_config(
             "paper": budget.student("paper"),
             "anchored": budget.student("anchored", memory="own", **SHALLOW),
             "anchored_teacher_memory": teacher_memory,
+            "warm_start": budget.student("warm_start", memory="own"),
+            "corrected": budget.student("corrected", memory="own"),
         },
         recording=base.record_configs(recorded, recorded),
         tolerances=base.Tolerances(),
@@ -86,8 +88,12 @@ MANUAL = text_config(
 WIKITEXT_2 = text_config(
     "WikiText-2",
     TextData(name="wikitext-2"),
-    base.Budget(explicit=base.Updates(6500, 2e-3)),
-    words={"width": 128, "cutoffs": (1000, 5000, 15000), "divisor": 2, "dropout": 0.05},
+    base.Budget(
+        pretraining=base.Updates(10_000, 2e-3),
+        teaching=base.Updates(4000, 1e-3),
+        explicit=base.Updates(6500, 2e-3),
+    ),
+    words={"width": 128, "cutoffs": (1000, 5000, 15000), "divisor": 2, "dropout": 0.1},
     teacher={"heads": 4, "inner": 1024, "memory": 64},
     explicit={"awd_qrnn": {"weight_dropout": 0.1}, "transformer_xl": {"memory": 64}},
     recorded=64,
