@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders import results, row, teacher_result
+from builders import DATASET, results, row, teacher_result
 from cdeq.evaluation import (
     Results,
     ResultsError,
@@ -17,6 +17,7 @@ from cdeq.evaluation import (
     current_commit,
     current_hardware,
     metric_of,
+    within_time,
     write_measurements,
 )
 
@@ -226,3 +227,18 @@ def test_the_committed_demos_show_what_the_readme_says(task):
     assert curve == sorted(curve, reverse=True)
     metric = metric_of(results, teacher.dataset)
     assert metric.near(at["anchored", 2].metric, teacher.metric, within=0.01)
+
+
+def test_the_nearest_within_the_time_of_so_many_evaluations():
+    timed = [
+        *(row(method="picard", steps=k, distance=1.0 / k, seconds=0.1 * k) for k in (1, 2, 4)),
+        # A start alone, no evaluation; a step of it takes as long as two of Picard's.
+        *(row(method="ours", steps=k, distance=0.5 / (k + 1), seconds=0.2 * k) for k in (0, 1, 2)),
+        row(method="slow", steps=1, distance=1e-3, seconds=9.0),
+    ]
+    found = within_time(results(*timed), DATASET)
+    assert {k: p.distance for k, p in found["picard"].items()} == {1: 1.0, 2: 0.5, 4: 0.25}
+    assert {k: p.steps for k, p in found["ours"].items()} == {1: 0, 2: 1, 4: 2}
+    assert found["slow"] == {}
+    with pytest.raises(ValueError, match="'broyden' was not timed"):
+        within_time(results(*timed), DATASET, clock="broyden")

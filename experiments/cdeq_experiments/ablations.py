@@ -115,6 +115,25 @@ def recipe_parts(config: SuiteConfig) -> Variants:
     return changes(**steps)(config) | {"anchored": config.students["anchored"]}
 
 
+def corrected_parts(config: SuiteConfig) -> Variants:
+    """The default recipe without one of its parts, or with a leap before its corrected steps."""
+    student = config.students["corrected"]
+    plain = {"correction": "none", "safeguard": False}
+    without = {
+        "corrected": {},
+        "the teacher's start": {"start": "teacher", "start_updates": 0},
+        "no correction (warm_start)": plain,
+        "no mixing": {"history": "none", "window": 1, "safeguard": False},
+        "no safeguard": {"safeguard": False},
+        "a leap of one step": {"leap": 1},
+        "a leap of two steps": {"leap": 2},
+    }
+    return {
+        name: replace(student, changes={**student.changes, **fields})
+        for name, fields in without.items()
+    }
+
+
 def longer_trainings(config: SuiteConfig) -> Variants:
     """Whether the published recipe only needs more training."""
     student, fit = config.students["paper"], config.students["paper"].fit
@@ -148,5 +167,6 @@ ABLATIONS = (
     Ablation("beta", "beta = 0.9", clocks, {"text": (8,)}),
     Ablation("time-map", "exponential", TIME_MAPS, SHORT),
     Ablation("recipe", "anchored", recipe_parts, SHORT),
+    Ablation("corrected", "corrected", corrected_parts, LONG),
     Ablation("updates", "paper", longer_trainings, SHORT),
 )

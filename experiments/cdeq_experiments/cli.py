@@ -20,7 +20,7 @@ Figures = Literal["residuals", "cost", "overhead", "certified"]
 Paper = Literal[
     "solvers", "history", "lambdas", "modules", "window", "gamma-rho", "beta", "time-map"
 ]
-Ablations = Literal[Paper, "recipe", "updates"]
+Ablations = Literal[Paper, "recipe", "corrected", "updates"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from cdeq_experiments.tables import Experiment, Part, make_part
 
 STEPS = tuple(range(1, 13))
 TOLERANCES = (1e-2, 1e-3, 1e-4)
-RECIPES = ("paper", "anchored")
+RECIPES = ("paper", "anchored", "warm_start", "corrected")
 Measured = Callable[[Suite], Iterable[Row]]
 
 
@@ -146,7 +146,7 @@ def update_seconds(log: Path) -> float:
 
 def certified(suite: Suite) -> Iterable[Row]:
     """Evaluations and seconds to each tolerance: the solver alone, and the certified student."""
-    student, _ = suite.train_student(suite.config.students["anchored"], 0)
+    student, _ = suite.train_student(suite.config.students["corrected"], 0)
     x = suite.certified_input(suite.teacher)
     for tol in TOLERANCES:
         both = asdict(evaluation.compare_certified(student, x, tol=tol, max_steps=80))

@@ -55,6 +55,7 @@ BUDGET = Budget(
     teaching=Updates(6, 1e-3),
     paper=Updates(4, 1e-3),
     anchored=Updates(4, 6e-3),
+    corrected=Updates(4, 3e-3),
     learned_solver=Updates(4, 3e-3),
     explicit=Updates(4, 2e-3),
     few_step_updates=3,

@@ -20,6 +20,8 @@ from cdeq.training import FitConfig, TeachConfig
 Kind = Literal["text", "images", "graph"]
 KINDS: tuple[Kind, ...] = ("text", "images", "graph")
 Arguments = Mapping[str, Any]
+CORRECTED = ("warm_start", "corrected")
+"""The default recipe after its control, which is trained as it is: the start first, for as many updates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +236,10 @@ class Budget:
         return replace(self.teach(), fit=config, penalty=0.0)
 
     def student(self, recipe: str, **changes: Any) -> StudentConfig:
-        """A student of a recipe; the control `warm_start` is trained as `corrected` is."""
-        updates: Updates = getattr(self, "corrected" if recipe == "warm_start" else recipe)
+        """A student of a recipe."""
+        updates: Updates = getattr(self, "corrected" if recipe in CORRECTED else recipe)
+        if recipe in CORRECTED:
+            changes = {"start_updates": updates.count, **changes}
         return StudentConfig(recipe=recipe, fit=_fit(updates, updates.count // 20), changes=changes)
 
     def hyperdeq(self) -> LearnedSolverConfig:

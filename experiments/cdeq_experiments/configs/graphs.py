@@ -72,6 +72,8 @@ def graph_config(
     student = base.StudentConfig(recipe="paper", fit=fit(budget.student_updates))
     # Its late steps, past the depth it was trained at, have a clock to choose.
     anchored = replace(student, recipe="anchored", changes=MIXED, calibrated_steps=max(ALL))
+    first = {"start_updates": budget.student_updates}
+    ours = {name: replace(student, recipe=name, changes=first) for name in base.CORRECTED}
     whole = base.RecordConfig(batches=None, max_steps=40)
     updates = dict.fromkeys(EXPLICIT, budget.explicit_updates) | {"gpm": budget.gpm_updates}
     return base.SuiteConfig(
@@ -84,10 +86,7 @@ def graph_config(
             "eignn": replace(eignn, closed_form="eignn_closed"),
             "mignn": replace(mignn, teaching=replace(teaching, solver=MIGNN_SOLVER)),
         },
-        students={
-            **{"paper": student, "anchored": anchored},
-            **{name: replace(student, recipe=name) for name in ("warm_start", "corrected")},
-        },
+        students={"paper": student, "anchored": anchored, **ours},
         recording={"endpoint": whole, "full": whole},
         tolerances=base.Tolerances(max_steps=150, exact=1e-5, everyday=None),
         counts=base.Counts(shown=SHOWN, methods=ALL, solvers=ALL, timed=SHOWN),

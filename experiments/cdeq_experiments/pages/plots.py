@@ -26,14 +26,15 @@ PICTURED = {
     "anderson": "Anderson, the model's own solver",
     "hyperdeq": "HyperDEQ, a learned solver",
     "paper": "student, recipe paper",
-    "anchored": "student, recipe anchored (default)",
+    "anchored": "student, recipe anchored",
+    "corrected": "student, recipe corrected (default)",
 }
 BARS = {
     "train_seconds": "seconds of training",
     "storage": "MB for a recorded batch",
     "seconds": "seconds for one batch",
 }
-LOOKS = {"solver": "anderson", "certified": "anchored"}
+LOOKS = {"solver": "anderson", "certified": "corrected"}
 """In whose colour those are shown that were run to a tolerance."""
 
 

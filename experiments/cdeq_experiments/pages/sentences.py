@@ -22,6 +22,8 @@ from cdeq.evaluation import (
 )
 from cdeq_experiments.pages.frame import certified, frame
 
+RECIPES = ("paper", "anchored", "corrected")
+"""Of students, from the published one to the default."""
 NEAR = 0.01
 """A score that is worse than the converged one by this share at most has reached it."""
 ALIKE = {True: 0.01, False: 0.005}
@@ -56,10 +58,10 @@ def counted(counts: Sequence[float]) -> str:
 
 
 def _table(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[str]:
-    known = [recipe for recipe in ("paper", "anchored") if recipe in set(own["method"])]
+    known = [recipe for recipe in RECIPES if recipe in set(own["method"])]
     yield from (_student(results, dataset, own, recipe) for recipe in known)
-    if "anchored" in known and results.teacher(dataset).metric is not None:
-        yield _speed(results, dataset, own)
+    if known[1:] and results.teacher(dataset).metric is not None:
+        yield _speed(results, dataset, own, known[-1])
 
 
 def _student(results: Results, dataset: str, own: pd.DataFrame, recipe: str) -> str:
@@ -67,7 +69,9 @@ def _student(results: Results, dataset: str, own: pd.DataFrame, recipe: str) -> 
     metric = metric_of(results, dataset)
     own = own[own["steps"].isin(results.page["counts"][dataset])]
     mine = own[own["method"] == recipe].set_index("steps")
-    rivals = own[~own["method"].str.startswith(("anchored", recipe))]
+    # A recipe is not held against those that came after it.
+    since = RECIPES[RECIPES.index(recipe) :] + (() if recipe == RECIPES[-1] else ("warm_start",))
+    rivals = own[~own["method"].str.startswith(since)]
     alike = rivals["method"].isin(results.page.get("same_equilibrium") or rivals["method"])
     closed = mine.loc[mine.index.isin((1, 2)), "gap_closed"].dropna()
     parts = []
@@ -99,16 +103,16 @@ def _where(rows: pd.DataFrame, most: int) -> str:
     return "; ".join(f"{listed([plain(n) for n in names])} at {where}" for where, names in groups)
 
 
-def _speed(results: Results, dataset: str, own: pd.DataFrame) -> str:
+def _speed(results: Results, dataset: str, own: pd.DataFrame, recipe: str) -> str:
     """Time to the converged score: the student, the quickest solver at its fewest steps, Anderson to tolerance."""
     metric, goal = metric_of(results, dataset), results.teacher(dataset).metric
     assert goal is not None
     timed = own[own["seconds"].notna() & own["steps"].notna()].sort_values("seconds")
     near = timed[[metric.near(value, goal, within=NEAR) for value in timed["metric"]]]
-    mine, solvers = near[near["method"] == "anchored"], near[near["method"].isin(SOLVERS)]
+    mine, solvers = near[near["method"] == recipe], near[near["method"].isin(SOLVERS)]
     what = f"within {NEAR:.0%} of the converged {metric.name} ({metric.text(goal)})"
     if not len(mine):
-        return f"Anchored does not come {what} at any count that was timed."
+        return f"{style(recipe).name} does not come {what} at any count that was timed."
     student, parts = mine.iloc[0], [] if len(solvers) else ["no solver at any count that was timed"]
     rivals = pd.concat([solvers[:1], own[own["method"] == "solved"]])
     for name, steps, seconds in rivals[["name", "steps", "seconds"]].itertuples(index=False):
@@ -118,7 +122,7 @@ def _speed(results: Results, dataset: str, own: pd.DataFrame) -> str:
         pace = f"{max(ratio, 1 / ratio):.1f} times {'faster' if ratio > 1 else 'slower'} than"
         parts.append(f"{'as fast as' if 1 / 1.05 < ratio < 1.05 else pace} {who}")
     taken = f"{seconds_text(student['seconds'])} and {counted([student['steps']])}"
-    return f"Anchored is {what} after {taken}, {', and '.join(parts)}."
+    return f"{style(recipe).name} is {what} after {taken}, {', and '.join(parts)}."
 
 
 # The others.

@@ -161,9 +161,9 @@ class TextSuite(Suite):
         return output
 
     def publish(self) -> str:
-        """The anchored student of seed 0 with its words, as a folder to generate from."""
+        """The default student of seed 0 with its words, as a folder to generate from."""
         folder = self.options.runs.parent / "models" / self.config.name
-        student, _ = self.train_student(self.config.students["anchored"], 0)
+        student, _ = self.train_student(self.config.students["corrected"], 0)
         student.save(folder)
         self.corpus.vocabulary.to_json(folder / VOCABULARY)
         return f"the student is in {folder}: see cdeq generate --help"

@@ -21,6 +21,7 @@ from cdeq.evaluation.environment import (
     provenance,
     write_measurements,
 )
+from cdeq.evaluation.frontier import within_time
 from cdeq.evaluation.methods import (
     SOLVERS,
     Explicit,
@@ -142,5 +143,6 @@ __all__ = [
     "teacher_text",
     "timed_training",
     "top_accuracy",
+    "within_time",
     "write_measurements",
 ]

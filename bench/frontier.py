@@ -1,0 +1,156 @@
+"""Where to spend a given time: on a start network, a leap, a correction, or one more evaluation?
+
+    python bench/frontier.py [--tasks images text graph] [--json FILE]
+
+For each demo task one teacher; students of the recipes `warm_start`, `anchored` and `corrected` as the demo has them,
+`corrected` with a leap, and `warm_start` and `corrected` with start networks of a fraction and of a multiple of the
+usual size. Distances at 0 (a student's start alone) to 12 evaluations, and the median seconds of each, all methods in
+turns in one run. The table shows, for the time that Picard takes for k evaluations, how near each method comes in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+from torch import nn
+
+from cdeq import distill
+from cdeq.consistency.recipes import Recipe
+from cdeq.demo.run import train_teacher
+from cdeq.demo.task import Task
+from cdeq.demo.tasks import DEMO_TASKS
+from cdeq.evaluation import (
+    SOLVERS,
+    Method,
+    Results,
+    compare,
+    find_equilibria,
+    provenance,
+    solver_method,
+    student_method,
+    teacher_result,
+    within_time,
+)
+from cdeq.models.graph.start import PropagatedStart
+from cdeq.models.text.transformer import CausalConvStart
+from cdeq.models.vision.conv import ConvStart
+from common import Measurement, Options, markdown_table
+
+COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12)
+SHOWN = (1, 2, 3, 5, 8, 12)
+STARTS: dict[str, dict[str, Callable[[Any], nn.Module]]] = {
+    "images": {
+        "small start": lambda config: ConvStart(config["channels"], kernel=1),
+        "large start": lambda config: ConvStart(config["channels"], kernel=9),
+    },
+    "text": {
+        "small start": lambda config: CausalConvStart(config["width"], kernel=1),
+        "large start": lambda config: CausalConvStart(config["width"], kernel=8),
+    },
+    "graph": {
+        "small start": lambda config: PropagatedStart(config["width"], inner=8, hops=2),
+        "large start": lambda config: PropagatedStart(config["width"], inner=32, hops=12),
+    },
+}
+"""Start networks that are not the usual ones, for each task, from the teacher's arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierOptions(Options):
+    tasks: tuple[str, ...] = tuple(DEMO_TASKS)
+    """Demo tasks to run."""
+    runs: Path = Path("runs/bench/frontier")
+    """Where trained teachers are kept."""
+
+
+def students(task: Task, teacher: Any) -> dict[str, Method]:
+    """All students that are compared, by name."""
+    made: dict[str, Method] = {}
+
+    def add(name: str, recipe: str, start: nn.Module | None = None, **changes: Any) -> None:
+        config = task.students[recipe]
+        student = distill(
+            teacher,
+            task.distilling,
+            recipe=Recipe.from_name(recipe, **{**config.changes, **changes}),
+            fit=config.fit,
+            max_steps=task.distill_steps,
+            tol=task.distill_tol,
+            start_network=start,
+        )
+        made[name] = replace(student_method(student), counts=COUNTS)
+
+    for recipe in ("anchored", "warm_start", "corrected"):
+        add(recipe, recipe)
+    add("corrected, leap", "corrected", leap=1)
+    for size, start in STARTS[task.name].items():
+        for recipe in ("warm_start", "corrected"):
+            add(f"{recipe}, {size}", recipe, start(teacher.config))
+    return made
+
+
+def measure(task: Task, runs: Path, repeats: int) -> Results:
+    """All methods on one task, in one run."""
+    teacher, training = train_teacher(task, runs / task.name, 0)
+    found = find_equilibria(teacher, task.test, task.metric)  # type: ignore[arg-type]
+    methods = {
+        name: solver_method(teacher, solver, counts=COUNTS[1:])  # type: ignore[arg-type]
+        for name, solver in SOLVERS.items()
+    }
+    rows = compare(
+        methods | students(task, teacher),
+        teacher,  # type: ignore[arg-type]
+        task.test,
+        found.states,
+        task.metric,
+        dataset=task.dataset,
+        seed=0,
+        counts=COUNTS,
+        repeats=repeats,
+    )
+    return Results(
+        experiment=f"frontier-{task.name}",
+        scale="tiny",
+        teachers=(teacher_result(task.dataset, teacher, task.metric, found, training.seconds),),  # type: ignore[arg-type]
+        rows=tuple(rows),
+        **provenance(),
+    )
+
+
+def table(results: Results, dataset: str) -> str:
+    """Nearest within the time of k evaluations of Picard; in brackets the evaluations spent; the nearest in bold."""
+    reached = within_time(results, dataset)
+    best = {k: min(points[k].distance for points in reached.values() if k in points) for k in SHOWN}
+    lines = []
+    for method, points in reached.items():
+        cells = []
+        for k in SHOWN:
+            text = f"{points[k].distance:.2g} ({points[k].steps})" if k in points else "–"
+            cells.append(f"**{text}**" if k in points and points[k].distance == best[k] else text)
+        lines.append([method, *cells])
+    title = f"{dataset}: distance reached within the time of so many evaluations of Picard."
+    return markdown_table(title, ["", *map(str, SHOWN)], lines)
+
+
+def main() -> None:
+    options = tyro.cli(FrontierOptions, description=__doc__)
+    if unknown := sorted(set(options.tasks) - set(DEMO_TASKS)):
+        raise SystemExit(f"no task {unknown[0]!r}; there are {', '.join(DEMO_TASKS)}")
+    measurement = Measurement(options)
+    rows: list[dict[str, Any]] = []
+    pages = []
+    for name in options.tasks:
+        task = DEMO_TASKS[name](0)
+        results = measure(task, options.runs, options.repeats)
+        rows += [asdict(row) for row in results.rows]
+        pages.append(table(results, task.dataset))
+        print(pages[-1], flush=True)
+        measurement.finish(rows, "\n".join(pages))
+
+
+if __name__ == "__main__":
+    main()
