@@ -106,6 +106,7 @@ def experiments():
 
 def test_the_ablation_of_the_walk_builds_its_students(experiments, tmp_path, monkeypatch):
     from cdeq_experiments import ablations, tables
+    from cdeq_experiments.configs import figure_configs
     from cdeq_experiments.entries import entries_of
     from cdeq_experiments.suites import make_suites
 
@@ -128,8 +129,10 @@ def test_the_ablation_of_the_walk_builds_its_students(experiments, tmp_path, mon
     for config in depth.configs("tiny"):
         recipes = [student.resolve() for student in config.students.values()]
         assert [recipe.depth for recipe in recipes] == [2, 4, 6]
-        (published,) = {replace(recipe, depth=4) for recipe in recipes}
-        assert published == recipes[1]
+        (usual,) = {replace(recipe, depth=6) for recipe in recipes}
+        [tables] = [c for c in figure_configs("tiny") if c.kind == config.kind]
+        assert usual == recipes[2] == tables.students["corrected"].resolve()
+        assert depth.default == "depth = 6"
 
 
 def test_names_of_ablations_have_notes_and_a_command(experiments):

@@ -206,7 +206,7 @@ def test_what_is_timed():
         methods, model, x, (1, 2), explicit={"mlp": other}, repeats=1, others={"solved": other}
     )
     assert set(seconds) == {
-        ("picard", 1), ("picard", 2), ("anchored", 1), ("anchored", 2), ("anchored", "extra"),
+        ("picard", 1), ("picard", 2), ("anchored", 1), ("anchored", 2), ("anchored", "extra"), ("anchored", "rolled"),
         ("mlp", None), ("solved", None), "step", "inject",
     }  # fmt: skip
 

@@ -75,6 +75,7 @@ def test_cost_is_in_steps_of_the_compared_teacher(monkeypatch):
     seconds = {
         **{("own", 1): 0.3, ("own", 2): 0.5, ("own", "step"): 0.2, ("mlp", None): 0.35},
         **{("student", 1): 0.4, ("student", 2): 0.6, ("student", "extra"): 0.25},
+        ("student", "rolled"): 0.25 + comparison.ROLLED * 0.15,
         **{"step": 0.1, "inject": 0.05},
     }
     monkeypatch.setattr(comparison, "measure_seconds", lambda *given, **fields: seconds)
@@ -90,6 +91,6 @@ def test_cost_is_in_steps_of_the_compared_teacher(monkeypatch):
     )
     by = {(row.method, row.steps): row for row in rows}
     assert by["own", 2].f_equivalents == pytest.approx(4.0)  # two of its own steps
-    assert by["student", 2].f_equivalents == pytest.approx(2 + (0.25 - 0.05) / 0.1)
+    assert by["student", 2].f_equivalents == pytest.approx(2 * 1.5 + (0.25 - 0.05) / 0.1)
     assert by["mlp", None].f_equivalents == pytest.approx(3.5)
     assert {key: row.seconds for key, row in by.items()} == {key: seconds[key] for key in by}

@@ -1,7 +1,7 @@
 """The paper's ablations, and ours, as data: which fields of a recipe change, on which kinds of data.
 
-A variant is a student that differs from the published one in a few fields. An ablation is a table whose students
-are its variants; students that several ablations have in common are trained once.
+A variant is a student that differs from one of the tables, mostly the published one, in a few fields. An ablation is a
+table whose students are its variants; students that several ablations have in common are trained once.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def corrected_parts(config: SuiteConfig) -> Variants:
     """The default recipe without one of its parts, or with a leap before its corrected steps."""
     student = config.students["corrected"]
     plain = {"correction": "none", "safeguard": False}
-    without = {
+    without: dict[str, dict[str, Any]] = {
         "corrected": {},
         "the teacher's start": {"start": "teacher", "start_updates": 0},
         "no correction (warm_start)": plain,

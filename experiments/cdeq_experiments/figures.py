@@ -62,7 +62,7 @@ def _row(suite: Suite, method: str, steps: int | None = None, **fields: Any) -> 
 
 
 def residuals(suite: Suite) -> Iterable[Row]:
-    """Residual |f(z) - z| / |z| and distance of the solver, the learned solver and both recipes at each step."""
+    """Residual |f(z) - z| / |z| and distance of the solver, the learned solver and all recipes at each step."""
     teacher, learned = suite.teacher, suite.config.learned_solver
     assert learned is not None
     methods = {"anderson": evaluation.solver_method(teacher, SOLVERS["anderson"])}
@@ -90,7 +90,7 @@ def residual_configs(scale: str) -> list[SuiteConfig]:
 
 
 def cost(suite: Suite) -> Iterable[Row]:
-    """Seconds of training of both recipes, recording included."""
+    """Seconds of training of all recipes, recording included."""
     for name in RECIPES:
         student, training = suite.train_student(suite.config.students[name], 0)
         size = evaluation.parameter_count(student)

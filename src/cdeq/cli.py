@@ -51,7 +51,7 @@ PIPE_CLOSED = 141
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train a small equilibrium model on embedded data, distil it with both recipes, and compare.
+    """Train a small equilibrium model on embedded data, distil it with four recipes, and compare.
 
     Prints one table and writes results.json, recipes.json, plots and report.html to runs/demo-<task>/.
     """

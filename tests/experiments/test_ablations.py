@@ -110,7 +110,7 @@ def test_residuals_fall_for_a_solver_and_are_measured_for_all(reproduced):
     assert found.datasets == list(learned)
     for title, name in learned.items():
         rows = found.rows_of(title)
-        for method in ("anderson", name, "paper", "anchored"):
+        for method in ("anderson", name, *figures.RECIPES):
             assert [r.steps for r in rows if r.method == method] == list(figures.STEPS)
         solver = [row for row in rows if row.method == "anderson"]
         assert solver[-1].residual < solver[0].residual
@@ -122,7 +122,7 @@ def test_the_cost_of_students_is_that_of_their_training(reproduced):
     found = results(reproduced("cost", "--seeds", "1"), "cost")
     for title in found.datasets:
         rows = {row.method: row for row in found.rows_of(title)}
-        assert list(rows) == ["paper", "anchored"]
+        assert list(rows) == list(figures.RECIPES)
         assert all(row.train_seconds > 0 for row in rows.values())
         assert rows["anchored"].parameters > found.teacher(title).parameters
 

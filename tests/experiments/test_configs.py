@@ -10,7 +10,7 @@ import torch
 from cdeq_experiments import cli
 from cdeq_experiments.ablations import ABLATIONS
 from cdeq_experiments.configs import SUITES, figure_configs, select, table_configs
-from cdeq_experiments.configs.base import KINDS, few_step_teaching
+from cdeq_experiments.configs.base import CORRECTED, KINDS, few_step_teaching
 from cdeq_experiments.inductive import inductive_configs
 from cdeq_experiments.options import ExperimentError
 from cdeq_experiments.registry import EXPERIMENTS
@@ -112,7 +112,7 @@ def test_the_command_knows_every_experiment():
 def test_distances_are_compared_among_methods_of_one_equilibrium():
     page = EXPERIMENTS["table3"].page("small")
     assert page["same_equilibrium"] == [
-        *("picard", "anderson", "broyden", "ignn_solver", "paper", "anchored")
+        *("picard", "anderson", "broyden", "ignn_solver", "paper", "anchored", *CORRECTED)
     ]
     assert page["counts"]["PubMed"] == [1, 2, 5, 10]
 
@@ -159,7 +159,8 @@ def test_the_ablations_have_the_papers_sizes():
 def test_the_default_is_the_recipe_of_the_tables(ablation):
     for config in ablation.configs("small"):
         [usual] = [c for c in figure_configs("small") if c.kind == config.kind]
-        wanted = usual.students["anchored" if ablation.name == "recipe" else "paper"]
+        ours = {"recipe": "anchored", "corrected": "corrected"}
+        wanted = usual.students[ours.get(ablation.name, "paper")]
         default = config.students[ablation.default]
         assert default.resolve() == wanted.resolve()
         assert default.fit == wanted.fit
@@ -173,6 +174,18 @@ def test_each_part_of_the_recipe_changes_what_its_name_says():
         assert "states" in changed[0]
         assert "boundary" in changed[1]
         assert changed[2:5] == [{"backprop"}, {"loss"}, {"start"}]
+
+
+def test_each_variant_of_the_default_recipe_lacks_what_its_name_says():
+    parts = {"start", "start_updates"}, {"correction", "safeguard"}, {"safeguard"}, {"leap"}
+    mixing = {"history", "window", "safeguard"}
+    for config in BY_NAME["corrected"].configs("small"):
+        usual, *others = [student.resolve().to_dict() for student in config.students.values()]
+        changed = [{k for k in usual if usual[k] != other[k]} for other in others]
+        assert changed == [parts[0], parts[1], mixing, parts[2], parts[3], parts[3]]
+        control = config.students["no correction (warm_start)"].resolve()
+        [tables] = [c for c in figure_configs("small") if c.kind == config.kind]
+        assert replace(control, name="warm_start") == tables.students["warm_start"].resolve()
 
 
 def test_a_longer_training_has_more_updates_and_nothing_else_changed():

@@ -18,6 +18,7 @@ from cdeq.evaluation import (
 )
 from cdeq.solvers import Anderson, Picard, solve_model
 from cdeq_experiments import entries, tables
+from cdeq_experiments.configs.base import CORRECTED
 from cdeq_experiments.suites import KINDS
 from cdeq_experiments.suites.states import KeptStates
 
@@ -138,7 +139,7 @@ def test_all_rows_of_a_graph(reproduced):
     for row in found.rows:
         steps.setdefault((row.method, row.seed), []).append(row.steps)
     every, shown = list(range(1, 11)), [1, 2, 5, 10]
-    methods = (*SOLVERS, "eignn", "mignn", "ignn_solver", "paper", "anchored")
+    methods = (*SOLVERS, "eignn", "mignn", "ignn_solver", "paper", "anchored", *CORRECTED)
     for seed in (0, 1):
         assert all(steps.pop((name, seed)) == every for name in methods)
         assert steps.pop(("few_step", seed)) == shown

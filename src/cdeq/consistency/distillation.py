@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from cdeq.consistency.least_squares import fit_correction
 from cdeq.consistency.objective import DistillationObjective, StartObjective
 from cdeq.consistency.parts import check_teacher, try_teacher
 from cdeq.consistency.recipes import Recipe
+from cdeq.consistency.report import describe_distillation
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
 from cdeq.equilibrium.trees import map_tensors
@@ -30,7 +32,9 @@ from cdeq.training.loop import fit as run_fit
 from cdeq.training.parallel import from_main_process, is_main_process, process_rank
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
-from cdeq.trajectories.nesting import split_batch
+from cdeq.trajectories.nesting import check_loader, split_batch
+
+LOGGER = logging.getLogger("cdeq")
 
 STEPS = {"full": MAX_STEPS, "endpoint": 20 * MAX_STEPS}
 """Budget of a recorded solve. One to an equilibrium stops when its estimated error is within the tolerance."""
@@ -68,10 +72,16 @@ def distill(
         earlier one was cut short, and ends with the same weights. A finished recording there is used as it is. Without
         a folder nothing is kept.
     `progress`: True draws bars on standard error; or a function `(done, total, metrics)`.
+    What the student rests on (how exact the targets are, whether plain iteration converges, which weights take part)
+    is in `student.report`, and one line at level INFO of the log `cdeq`.
     Under torchrun every process makes this same call; each takes its share of every batch.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_name(recipe)
     check_teacher(teacher, needs_weights=recipe.changes_weights)
+    if not isinstance(fit, FitConfig | None):
+        raise TypeError(f"fit is a cdeq.FitConfig, as FitConfig(updates=300), not {fit!r}")
+    if not isinstance(data, TrajectoryStore):
+        check_loader(data)
     rank, world = process_rank()
     place = Path(folder) if folder is not None else None
     with ExitStack() as stack:
@@ -200,6 +210,9 @@ def _fit_student(
         torch.manual_seed(seed)
         student = Student.for_example(teacher, recipe, placed(store[0]).x, *networks).train()
     precision = target_precision(store)
+    student.report = describe_distillation(student, store, placed(store[0]), task_loss)
+    if rank == 0:
+        LOGGER.info("distilling %s: %s", type(teacher).__name__, student.report)
     _check_labels(student, task_loss, placed(store[0]))
 
     def objective_now() -> DistillationObjective:

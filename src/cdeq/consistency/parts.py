@@ -78,6 +78,8 @@ class TeacherMethods(nn.Module):
 
 def check_teacher(teacher: object, *, needs_weights: bool) -> None:
     """Refuse what a student cannot be made of: no equilibrium model, or one without the weights it would change."""
+    if isinstance(teacher, type):
+        raise TypeError(f"{teacher.__name__} is a class: give an instance, {teacher.__name__}(...)")
     check_contract(teacher)
     if not isinstance(teacher, nn.Module):
         raise TypeError(

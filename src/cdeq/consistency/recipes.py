@@ -1,4 +1,4 @@
-"""Recipes: a named set of choices. Every ablation of the paper is one changed field."""
+"""Recipes: a named set of choices. Most ablations of the paper change one or two fields."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ class RecipeError(ValueError):
 class Recipe:
     """How a student is parameterized, and what it is trained on.
 
+    The defaults of the fields are those of `anchored`; the default of `distill` is `Recipe.from_name("corrected")`.
+
     Parameterization:
 
-    `boundary`: what the boundary condition holds. `state`: g = c_skip z + c_out P, the paper's; `weights`: a step runs
+    `boundary`: where the boundary condition acts. `state`: g = c_skip z + c_out P, the paper's; `weights`: a step runs
         with theta + c_out(t) delta, so that late steps are the teacher's own.
     `gamma`, `eps`, `end`: exponent and interval of the boundary coefficients.
     `time_map`, `rho`: solver time of the teacher's states z_k.
     `decay`: the paper's beta of inference; step j runs at fraction 1 - decay^j of solver time.
     `schedule`: that clock, `fixed`, `learned`, or `leap`: the first `leap` steps run with all of the change, the later
         ones with the teacher's own weights. The last two are for the boundary `weights` only.
-    `correction`: of the teacher's residual at each step, `none` or `learned` (see correction.py).
+    `correction`: whether a step adds a `learned` correction of the teacher's residual, or `none` (see correction.py).
     `safeguard`: in use, a sample whose corrected residual grows goes back to its best state, without correction.
     `history`, `window`, `mixing`: what is made of the last window + 1 evaluations.
     `start`: the initial state, the `teacher`'s own, or with a `learned` change of it.
     `delta`, `rank`: the change of the weights, `full` or `low_rank`.
-    `injection`: the context, under the `student`'s weights and mixed as they are, or the `teacher`'s alone, which saves
-        one injection for each input.
+    `injection`: whose weights compute the context: the `student`'s, mixed as the weights of steps are, or the
+        `teacher`'s alone, which saves one injection for each input.
     `feature_axis`: axis of the features in a state tensor. None: 1 for (B, C, H, W), else the last.
 
     Training:
@@ -270,7 +272,7 @@ def _problems(r: Recipe) -> list[str]:
 
 
 def paper() -> Recipe:
-    """The published recipe, section 4 of the paper and its appendix; open choices as in docs/method.md."""
+    """The published recipe, section 3 of the paper and its appendix; open choices as in docs/method.md."""
     return Recipe(
         name="paper",
         boundary="state",
@@ -294,7 +296,7 @@ def anchored() -> Recipe:
 
 
 def corrected() -> Recipe:
-    """Learned start, then the teacher's own steps, each with a learned correction, under Anderson's method."""
+    """The default: learned start, then the teacher's own steps with a learned correction, under Anderson's method."""
     return Recipe(
         name="corrected",
         schedule="leap",

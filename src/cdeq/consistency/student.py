@@ -41,6 +41,7 @@ from cdeq.consistency.parts import (
     weights_in_use,
 )
 from cdeq.consistency.recipes import Recipe
+from cdeq.consistency.report import DistillationReport
 from cdeq.consistency.safeguard import GuardedAnderson
 from cdeq.consistency.saving import load_student, save_student
 from cdeq.consistency.start import LearnedStart
@@ -107,6 +108,7 @@ class Student(nn.Module):
             self.rates = nn.Parameter(torch.logit(decay))
         self.calibrated: tuple[float, ...] = ()
         self.plan: dict[float, int] = {}
+        self.report: DistillationReport | None = None
         self._fit_to(teacher)
 
     def _fit_to(self, teacher: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The demo: train a small teacher, distil it with both recipes, compare everything in one table."""
+"""The demo: train a small teacher, distil it with four recipes, compare everything in one table."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class EquilibriumModel(Protocol):
 
     Some attributes are optional. `batched` (default True) says whether states have a batch axis, the first
     of every tensor; a graph is one sample and sets it to False. `start_network()` may offer a small module
-    `(context) -> state` that a student can learn to start from. `config`, a dict of the class's keyword
+    `(context) -> state`, the change of `start` that a student learns. `config`, a dict of the class's keyword
     arguments, lets a saved student rebuild its teacher. `project()` is called after each update of training.
     `causal` says that a position of a state (B, L, D) depends on none after it: solvers and students then keep to that.
     `correction_network()` may offer a module for corrected steps, as consistency/correction.py has them.

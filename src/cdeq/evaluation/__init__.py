@@ -1,4 +1,4 @@
-"""Any methods on any equilibrium model at equal evaluations: score, distance, residual and seconds.
+"""Compare methods on an equilibrium model at equal numbers of evaluations: score, distance, residual and seconds.
 
 `evaluate` compares solvers and students on a model of your own in one call; the rest is what it is made of.
 """

@@ -33,7 +33,7 @@ from cdeq.evaluation.quality import (
     score_explicit,
 )
 from cdeq.evaluation.results import Results, Row, TeacherResult
-from cdeq.evaluation.timing import Seconds, measure_seconds
+from cdeq.evaluation.timing import ROLLED, Seconds, measure_seconds
 from cdeq.trajectories.fingerprint import teacher_fingerprint
 from cdeq.trajectories.nesting import check_loader, split_batch
 
@@ -176,6 +176,8 @@ def method_rows(
     extra = 0.0
     if method.extra is not None:
         extra = max(seconds[name, "extra"] - seconds["inject"], 0.0)
+        # An evaluation, and what a student adds to it: mixing, a correction.
+        step = max((seconds[name, "rolled"] - seconds[name, "extra"]) / ROLLED, step)
     return [
         Row(
             dataset=dataset,

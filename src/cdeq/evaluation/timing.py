@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,12 +14,15 @@ import torch
 from cdeq.equilibrium.contract import EquilibriumModel
 from cdeq.evaluation.methods import Explicit, Method
 
+ROLLED = 4
+"""Steps in a row by which the cost of a method's own step is measured."""
 SLOW = 3.0
 """Seconds above which work is timed once."""
 
 Work = Callable[[], object]
 Seconds = dict[Any, float]
-"""Keys: (method, count), (method, "extra"), (method, "step"), (explicit model, None), "step" and "inject"."""
+"""Keys: (method, count), (method, "extra"), (method, "rolled"), (method, "step"), (explicit model, None), "step" and
+"inject"."""
 
 
 @torch.no_grad()
@@ -88,6 +92,7 @@ def measure_seconds(
         }
         if method.extra is not None:
             works[name, "extra"] = partial(method.extra, x)
+            works[name, "rolled"] = partial(_roll, method, x)
         if method.own is not None:
             works[name, "step"] = _step_of(method.own.model, x)
     works |= {"step": _step_of(teacher, x), "inject": lambda: teacher.inject(x)}
@@ -96,6 +101,11 @@ def measure_seconds(
     return seconds | median_seconds(
         {(name, None): partial(model.output, x) for name, model in explicit.items()}, repeats
     )
+
+
+def _roll(method: Method, x: Any) -> None:
+    """Injection, what comes once for each input, and `ROLLED` steps."""
+    deque(method.states(x, ROLLED), maxlen=0)
 
 
 @torch.no_grad()

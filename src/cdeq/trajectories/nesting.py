@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from cdeq.equilibrium.trees import children, is_named_tuple
 from cdeq.trajectories.sparse import dense_pieces, from_pieces
@@ -71,10 +72,23 @@ def unflatten(structure: Structure, name: str, read: Callable[[str], Tensor]) ->
 
 
 def check_loader(loader: Any) -> None:
-    """Refuse a batch where batches are asked for: its rows would be taken for batches."""
+    """Refuse one batch, or single samples, where batches are asked for."""
     if isinstance(loader, Tensor):
         raise TypeError(
             f"a tensor {tuple(loader.shape)} is one batch: give a loader, or a list of batches, [x] or [(x, y)]"
+        )
+    if isinstance(loader, Dataset):
+        raise TypeError(
+            f"a {type(loader).__name__} gives single samples: batch them, DataLoader(dataset, batch_size=64)"
+        )
+    if (
+        isinstance(loader, tuple)
+        and len(loader) == 2
+        and all(isinstance(t, Tensor) for t in loader)
+    ):
+        shapes = " and ".join(str(tuple(t.shape)) for t in loader)
+        raise TypeError(
+            f"a pair of tensors {shapes} is one batch (x, y): give a list of batches, [(x, y)]"
         )
 
 
