@@ -154,6 +154,7 @@ COMMANDS = {
     "generate": {
         "prompt", "tokens", "steps", "tolerance", "temperature", "top", "seed", "threads", "json",
     },
+    "zoo": {"folder"},
 }  # fmt: skip
 """All that can be typed; whoever changes it changes what others have in their scripts."""
 

@@ -27,6 +27,7 @@ ORDER = (
     "training",
     "trajectories",
     "consistency",
+    "zoo",
     "evaluation",
     "generation",
     "demo",

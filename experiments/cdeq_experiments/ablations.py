@@ -118,11 +118,10 @@ def recipe_parts(config: SuiteConfig) -> Variants:
 def corrected_parts(config: SuiteConfig) -> Variants:
     """The default recipe without one of its parts, or with a leap before its corrected steps."""
     student = config.students["corrected"]
-    plain = {"correction": "none", "safeguard": False}
     without: dict[str, dict[str, Any]] = {
         "corrected": {},
         "the teacher's start": {"start": "teacher", "start_updates": 0},
-        "no correction (warm_start)": plain,
+        "no correction (warm_start)": {"correction": "none", "safeguard": False},
         "no mixing": {"history": "none", "window": 1, "safeguard": False},
         "no safeguard": {"safeguard": False},
         "a leap of one step": {"leap": 1},

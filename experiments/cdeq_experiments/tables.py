@@ -30,6 +30,9 @@ from cdeq_experiments.suites.base import Suite
 REPEATS = 5
 """Of every timing."""
 
+MEASURED = ("parameters", "metric", "steps", "residual", "converged")
+"""Of a converged teacher."""
+
 Page = dict[str, Any]
 Part = dict[str, Any]
 """What one suite measured, as plain JSON: rows, teachers, and where they come from."""
@@ -85,8 +88,9 @@ class Experiment:
             if options.leads:
                 write_pages(results, options.out)
         if self.publish and options.leads:
-            for line in filter(None, (suite.publish() for suite in suites)):
-                options.say(line)
+            for suite in suites:
+                if suite.teacher_seed == 0:
+                    options.say(suite.publish(results))
         return results
 
 
@@ -100,7 +104,7 @@ def make_part(suite: Suite, rows: Iterable[Row], scores: Iterable[Part] = ()) ->
             metric_name=metric.name,
             higher_is_better=metric.higher_is_better,
             train_seconds=found["seconds"],
-            **{field: found[field] for field in ("parameters", "metric", "steps", "residual")},
+            **{field: found[field] for field in MEASURED},
         )
         for name, config in (models | dict(suite.config.others)).items()
         for found in [suite.equilibria(name, config).run.read()]

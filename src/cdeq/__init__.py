@@ -33,6 +33,7 @@ from cdeq.training import (
     teach,
 )
 from cdeq.trajectories import StoreError, TrajectoryStore, record
+from cdeq.zoo import ZooError, load_pretrained
 
 if TYPE_CHECKING:
     from cdeq.evaluation import evaluate
@@ -62,12 +63,14 @@ __all__ = [
     "TeachConfig",
     "TrajectoryStore",
     "Unrolled",
+    "ZooError",
     "distill",
     "evaluate",
     "fit",
     "from_functions",
     "from_torchdeq",
     "is_main_process",
+    "load_pretrained",
     "process_group",
     "process_rank",
     "record",

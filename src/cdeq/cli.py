@@ -29,6 +29,7 @@ from cdeq.evaluation.results import ResultsError
 from cdeq.generation import GenerationError, check_drawing
 from cdeq.training import CheckpointError
 from cdeq.trajectories import StoreError
+from cdeq.zoo import ZooError
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     CheckpointError,
@@ -37,6 +38,7 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
     ResultsError,
     StudentFolderError,
     GenerationError,
+    ZooError,
     ImportError,  # an extra that is not installed
     FloatingPointError,  # a training that diverged
     OSError,
@@ -110,6 +112,16 @@ class Generate:
         check_counts(threads=self.threads, steps=min(self.steps, default=None))
         if not 0 < self.tolerance < math.inf:
             raise ValueError(f"tolerance must be above 0, not {self.tolerance}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zoo:
+    """List the pretrained models, or show the card of one: data, training, scores, depth."""
+
+    name: tyro.conf.Positional[str | None] = None
+    """Which; without it, all of them."""
+    folder: Path | None = None
+    """Where they are; default: the environment variable CDEQ_ZOO, then zoo/ of the repository."""
 
 
 def check_counts(**counts: int | None) -> None:
@@ -231,13 +243,32 @@ def _print_words(words: Iterable[str]) -> None:
         print(word, end="" if word == "\n" else " ", flush=True)
 
 
+def zoo(options: Zoo) -> int:
+    from cdeq.evaluation.cards import card_table, zoo_table
+    from cdeq.zoo import Card, pretrained_models, zoo_folder
+
+    console = wide_console(110)
+    if options.name is not None:
+        cdeq.load_pretrained(options.name, options.folder)  # refuses what is not there
+        card = Card.read(zoo_folder(options.folder) / options.name)
+        console.print(card_table(card))
+        return 0
+    cards = pretrained_models(options.folder)
+    if not cards:
+        raise ZooError(
+            f"no pretrained models in {zoo_folder(options.folder)}: set CDEQ_ZOO to the zoo/ of a checkout"
+        )
+    console.print(zoo_table(cards))
+    return 0
+
+
 Commands = dict[str, tuple[type, Callable[[Any], int]]]
 """For each command its options and what it runs."""
 
 
 def commands() -> tuple[Commands, tuple[type[Exception], ...]]:
     """All commands that are installed, and the errors of theirs whose message is all that a user needs."""
-    own: Commands = {"demo": (Demo, demo), "generate": (Generate, generate)}
+    own: Commands = {"demo": (Demo, demo), "generate": (Generate, generate), "zoo": (Zoo, zoo)}
     try:
         installed = importlib.util.find_spec(f"{EXPERIMENTS}.cli") is not None
     except ModuleNotFoundError:
@@ -246,7 +277,7 @@ def commands() -> tuple[Commands, tuple[type[Exception], ...]]:
         return own, KNOWN_ERRORS
     more: Commands = importlib.import_module(f"{EXPERIMENTS}.cli").COMMANDS
     error = importlib.import_module(f"{EXPERIMENTS}.options").ExperimentError
-    return {"demo": own["demo"], **more, "generate": own["generate"]}, (*KNOWN_ERRORS, error)
+    return {"demo": own.pop("demo"), **more, **own}, (*KNOWN_ERRORS, error)
 
 
 def main(arguments: list[str] | None = None) -> int:

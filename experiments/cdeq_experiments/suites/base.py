@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cdeq import evaluation
 from cdeq.consistency import Student, distill
 from cdeq.equilibrium.states import State
-from cdeq.evaluation import SOLVERS, Explicit, Method, Metric, Quality, Training
+from cdeq.evaluation import SOLVERS, Explicit, Method, Metric, Quality, Results, Training
 from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
 from cdeq.solvers import Anderson, solve_model
 from cdeq.training import FitConfig, TeachConfig, fit, teach
@@ -27,6 +27,7 @@ from cdeq.training.log import Progress
 from cdeq.training.segments import CarriedMemory
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryStore, record
+from cdeq.zoo import write_pretrained
 from cdeq_experiments.configs.base import StudentConfig, SuiteConfig, TeacherConfig
 from cdeq_experiments.jobs import Job
 from cdeq_experiments.options import Options
@@ -132,7 +133,9 @@ class Suite(ABC):
                 keep(number, (solve(tol=exact, z0=found.state) if exact else found).state)
         scores = {name: metric.score(parts[name]) for name, metric in self.metrics.items()}
         mean = {"steps": float(torch.cat(steps).mean())}
-        return {**scores, **mean, "residual": float(torch.cat(residuals).mean())}
+        mean |= {"residual": float(torch.cat(residuals).mean())}
+        within = (torch.cat(residuals) <= evaluation.CONVERGED).double()
+        return {**scores, **mean, "converged": float(within.mean())}
 
     def score_method(
         self, method: Method, model: Model, equilibria: Any, counts: tuple[int, ...], told: Any
@@ -171,9 +174,18 @@ class Suite(ABC):
         """The way of an explicit model from an input to its output."""
         return model
 
-    def publish(self) -> str | None:
-        """Keep what users of the trained models need; a line about it."""
-        return None
+    @abstractmethod
+    def sample_input(self) -> Any:
+        """A small input, on which a pretrained model keeps its answers."""
+
+    def publish(self, results: Results) -> str:
+        """The default student of the first seed as a folder of the zoo; a line about it."""
+        config, folder = self.config, self.options.runs.parent / "models" / self.config.name
+        student, _ = self.train_student(config.students["corrected"], self.seeds[0])
+        about = {"teaching": evaluation.described(config.teacher)}
+        card = evaluation.card_of(results, config.title, config.name, about)
+        write_pretrained(folder, student, card, self.sample_input())
+        return f"the student is in {folder}"
 
     # The rest is the same for every kind of data.
 

@@ -102,6 +102,9 @@ class GraphSuite(Suite):
     def timed_input(self) -> Any:
         return self.nodes.whole.graph
 
+    def sample_input(self) -> Any:
+        return induced(self.nodes.whole, torch.arange(40)).graph
+
 
 def seen_nodes(nodes: NodeTask, unseen: float, seed: int) -> Tensor:
     """The mask (N,) of the nodes that training may know: all but a share of the test nodes."""

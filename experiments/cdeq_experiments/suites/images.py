@@ -62,6 +62,9 @@ class ImageSuite(Suite):
     def certified_input(self, teacher: Model) -> Tensor:
         return super().certified_input(teacher)[: self.config.data.batch]
 
+    def sample_input(self) -> Tensor:
+        return next(iter(self.data.test()))[0][:4]
+
     def timed_input(self) -> Tensor:
         """As many test images as a training batch has."""
         return next(iter(self.data.test()))[0][: self.config.data.batch]

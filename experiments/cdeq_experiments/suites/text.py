@@ -14,7 +14,7 @@ from cdeq.data.embedded import pydoc_words
 from cdeq.data.text import Corpus, Streams
 from cdeq.data.text_sets import load_text, require_text_files
 from cdeq.equilibrium.memory import Memory, Segment
-from cdeq.evaluation import Method, Metric, Quality
+from cdeq.evaluation import Method, Metric, Quality, Results
 from cdeq.generation import VOCABULARY
 from cdeq.models.learned_solvers import HyperDEQ
 from cdeq.solvers import Anderson, solve_model
@@ -107,7 +107,8 @@ class TextSuite(Suite):
         if keep is not None:
             for number, state in enumerate(found.states):
                 keep(number, state)
-        return {"metric": found.metric, "steps": found.steps, "residual": found.residual}
+        about = {"steps": found.steps, "residual": found.residual, "converged": found.converged}
+        return {"metric": found.metric, **about}
 
     def score_method(
         self, method: Method, model: Model, equilibria: Any, counts: tuple[int, ...], told: Any
@@ -160,10 +161,12 @@ class TextSuite(Suite):
 
         return output
 
-    def publish(self) -> str:
-        """The default student of seed 0 with its words, as a folder to generate from."""
+    def sample_input(self) -> Segment:
+        return Segment(next(iter(self.data.test()))[0][:2, :16], ())
+
+    def publish(self, results: Results) -> str:
+        """With its words, so that it can generate."""
+        told = super().publish(results)
         folder = self.options.runs.parent / "models" / self.config.name
-        student, _ = self.train_student(self.config.students["corrected"], 0)
-        student.save(folder)
         self.corpus.vocabulary.to_json(folder / VOCABULARY)
-        return f"the student is in {folder}: see cdeq generate --help"
+        return f"{told}: see cdeq generate --help"

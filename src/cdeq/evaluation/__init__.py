@@ -3,6 +3,7 @@
 `evaluate` compares solvers and students on a model of your own in one call; the rest is what it is made of.
 """
 
+from cdeq.evaluation.cards import card_of
 from cdeq.evaluation.certified import CertifiedComparison, compare_certified
 from cdeq.evaluation.comparison import (
     compare,
@@ -42,6 +43,7 @@ from cdeq.evaluation.metrics import (
 from cdeq.evaluation.plain import described, json_text
 from cdeq.evaluation.plot import plot_results
 from cdeq.evaluation.quality import (
+    CONVERGED,
     STEPS,
     Batch,
     Equilibria,
@@ -74,6 +76,7 @@ from cdeq.evaluation.timing import Seconds, measure_seconds, median_seconds, med
 from cdeq.evaluation.training_time import Training, TrainingClock, read_training, timed_training
 
 __all__ = [
+    "CONVERGED",
     "PALETTE",
     "SOLVERS",
     "STEPS",
@@ -99,6 +102,7 @@ __all__ = [
     "TrainingClock",
     "accuracy",
     "begin_peak",
+    "card_of",
     "compare",
     "compare_certified",
     "cost_text",

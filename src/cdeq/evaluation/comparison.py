@@ -240,5 +240,6 @@ def teacher_result(
         higher_is_better=metric is None or metric.higher_is_better,
         steps=found.steps,
         residual=found.residual,
+        converged=found.converged,
         train_seconds=train_seconds,
     )

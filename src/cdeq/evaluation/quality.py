@@ -18,18 +18,24 @@ from cdeq.trajectories.capture import measure_residual
 
 Batch = tuple[Any, Any]
 """An input and its labels."""
+CONVERGED = 1e-3
+"""The residual that a sample of a teacher with an equilibrium reaches."""
 STEPS = (1, 2, 3, 5, 8, 12)
 """The step counts that methods are compared at by default."""
 
 
 @dataclass(frozen=True)
 class Equilibria:
-    """A teacher's equilibria, one for each batch; its score there; the steps and the residual, means over samples."""
+    """A teacher's equilibria, one for each batch; its score there; the steps and the residual, means over samples.
+
+    `converged`: the share of samples with a residual of at most `CONVERGED`.
+    """
 
     states: list[State]
     metric: float | None
     steps: float
     residual: float
+    converged: float
 
 
 @torch.no_grad()
@@ -63,6 +69,7 @@ def find_equilibria(
         None if metric is None else metric.score(parts),
         float(torch.cat(steps).mean()),
         float(torch.cat(residuals).mean()),
+        float((torch.cat(residuals) <= CONVERGED).double().mean()),
     )
 
 

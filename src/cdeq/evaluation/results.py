@@ -40,6 +40,8 @@ class TeacherResult:
     """Steps the teacher's own solver took to converge (the mean, where samples differ)."""
     residual: float | None
     train_seconds: float | None
+    converged: float | None = None
+    """Share of the test samples with a residual of at most 1e-3; None where it was not measured."""
 
     def __post_init__(self) -> None:
         _check_fields(self)

@@ -17,7 +17,7 @@ from cdeq.equilibrium.memory import Memory, Segment, require_memory
 from cdeq.equilibrium.states import State, relative_distance
 from cdeq.evaluation.methods import Method
 from cdeq.evaluation.metrics import Metric
-from cdeq.evaluation.quality import Equilibria, Quality, mean_of
+from cdeq.evaluation.quality import CONVERGED, Equilibria, Quality, mean_of
 from cdeq.solvers import Anderson, solve_model
 
 Segments = Sequence[tuple[Tensor, Tensor]]
@@ -61,6 +61,7 @@ def find_text_equilibria(
         metric.score(parts),
         float(torch.cat(steps).mean()),
         float(torch.cat(residuals).mean()),
+        float((torch.cat(residuals) <= CONVERGED).double().mean()),
     )
     return equilibria, timed
 
