@@ -32,7 +32,7 @@ def bench(monkeypatch):
     return importlib.import_module
 
 
-def test_bench_steps_times_the_rollout_of_both_recipes(bench, tmp_path, monkeypatch, capsys):
+def test_bench_steps_times_the_rollout_of_every_recipe(bench, tmp_path, monkeypatch, capsys):
     steps = bench("steps")
     model, _ = contraction()
     named = {name: (model, batches()[0][0]) for name in steps.teachers()}
@@ -50,16 +50,16 @@ def test_bench_steps_times_the_rollout_of_both_recipes(bench, tmp_path, monkeypa
     arguments = ["steps.py", "--repeats", "1", "--steps", "1", "2", "--json", str(path)]
     monkeypatch.setattr(sys, "argv", arguments)
     steps.main()
-    assert set(rolled) == {("none", 1), ("anderson", 3)}
+    assert set(rolled) == {("none", 1), ("anderson", 3), ("anderson", 5)}
     data = json.loads(path.read_text())
-    assert len(data["rows"]) == 8
-    assert {row["target"] for row in data["rows"]} == {1.10}
-    assert len({row["recipe"] for row in data["rows"]}) == 2
+    assert len(data["rows"]) == 2 * 2 * len(steps.RECIPES)
+    assert {row["target"] for row in data["rows"]} == {1.10, 1.15}
+    assert {row["recipe"] for row in data["rows"]} == set(steps.RECIPES)
     assert data["command"].startswith("python steps.py")
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 100
     for name in named:
-        assert shown.count(name) == 4
+        assert shown.count(name) == 2 * len(steps.RECIPES)
 
 
 def test_bench_steps_table_fits_a_hundred_columns(bench):
@@ -136,17 +136,20 @@ def test_bench_strangers_compares_all_methods_on_maps_with_and_without_weights(
     monkeypatch.setattr(sys, "argv", arguments)
     strangers.main()
     rows = json.loads(path.read_text())["rows"]
-    students = ["warm_start", "anchored", "corrected"]
+    control = "its start, Anderson"
+    students = ["warm_start", "anchored", control, "corrected"]
     names = [(row["map"], row["method"]) for row in rows]
     assert names == [
         *(("weighted", method) for method in (*SOLVERS, *students)),
-        *(("plain", method) for method in (*SOLVERS, "warm_start", "corrected")),
+        *(("plain", method) for method in (*SOLVERS, "warm_start", control, "corrected")),
     ]
     for row in rows:
         assert list(row["distance"]) == [str(k) for k in strangers.COUNTS]
         assert all(math.isfinite(d) for d in row["distance"].values())
         assert row.get("exact_to", 0) < 1e-12
     found = {name: row["distance"] for name, row in zip(names, rows, strict=True)}
+    for row in (row for row in rows if row["method"] == "corrected"):
+        assert set(row["larger_residual"].values()) == {0.0}
     for kind in ("weighted", "plain"):
         assert found[kind, "corrected"]["2"] < 1e-3 < found[kind, "anderson"]["2"]
     assert "| weighted | picard |" in path.with_suffix(".md").read_text()
