@@ -163,7 +163,7 @@ def main() -> None:
     )
     console.print("CPU: the same in CPU time, which a busy machine disturbs less.")
     console.print("whole call: input to output, with start network and injection.")
-    measurement.finish(found, target=TARGET)
+    measurement.finish(found, targets=TARGETS)
 
 
 if __name__ == "__main__":
