@@ -90,8 +90,8 @@ WIKITEXT_2 = text_config(
     TextData(name="wikitext-2"),
     base.Budget(
         pretraining=base.Updates(10_000, 2e-3),
-        teaching=base.Updates(4000, 1e-3),
-        explicit=base.Updates(14_000, 2e-3),  # as many passes over the text as the teacher
+        teaching=base.Updates(2000, 1e-3),
+        explicit=base.Updates(12_000, 2e-3),  # as many passes over the text as the teacher
     ),
     words={"width": 128, "cutoffs": (1000, 5000, 15000), "divisor": 2, "dropout": 0.1},
     teacher={"heads": 4, "inner": 1024, "memory": 64},
