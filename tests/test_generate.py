@@ -118,6 +118,7 @@ def test_the_same_command_writes_the_same_and_another_seed_another(folder, capsy
     greedy = texts("--temperature", 0)
     assert greedy == texts("--temperature", 0, "--seed", 5) == texts("--top", 1)
     assert greedy != texts()
+    assert texts() == texts("--no-cache")
 
 
 @pytest.mark.slow
@@ -213,7 +214,7 @@ def test_the_options_of_the_command(capsys):
         cli.main(["generate", "--help"])
     assert stopped.value.code == 0
     found = capsys.readouterr().out
-    listed = set(re.findall(r"--(\w+)", found)) - {"help"}
+    listed = set(re.findall(r"--([a-z][\w-]*)", found)) - {"help"}
     drawing = {"prompt", "tokens", "temperature", "top", "seed"}
-    assert listed == drawing | {"steps", "tolerance", "threads", "json"}
+    assert listed == drawing | {"steps", "tolerance", "cache", "no-cache", "threads", "json"}
     assert "<unk>" in found

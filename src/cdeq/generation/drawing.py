@@ -54,30 +54,32 @@ def draw_token(
 
     Every word has noise of its own, so that with the same key two models that nearly agree draw the same word.
     """
-    scores = log_probabilities.clone()
-    scores[list(excluded)] = -math.inf
-    best, places = scores.topk(min(top, len(scores)))
-    if bool(best[0].isnan()):  # what is not a number is sorted first
+    likeliest = log_probabilities.topk(min(top + len(excluded), len(log_probabilities)))
+    scores, words = (part.cpu().numpy() for part in likeliest)
+    if math.isnan(scores[0]):  # what is not a number is sorted first
         raise GenerationError("the model's probabilities are not numbers: it cannot be drawn from")
+    allowed = np.isin(words, list(excluded), invert=True)
+    scores, words = scores[allowed][:top].astype(np.float64), words[allowed][:top]
     if temperature:
         key = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-        noise = exponential_noise(places, key).log().to(best)
         # Relative to the likeliest: a tiny temperature then leaves that one, and no infinity.
-        best = (best - best[0]) / temperature - noise
-    return int(places[best.argmax()])
+        with np.errstate(over="ignore"):
+            scores = (scores - scores[0]) / temperature
+        scores -= np.log(exponential_noise(words, key))
+    return int(words[scores.argmax()])
 
 
-def exponential_noise(words: Tensor, key: int) -> Tensor:
+def exponential_noise(words: np.ndarray, key: int) -> np.ndarray:
     """An exponential variate for each word (n,), the same for the same word and key whatever the others.
 
     SplitMix64 (Steele et al. 2014) of the word: noise for a whole vocabulary would take longer than a student's step.
     """
-    bits = words.cpu().numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    bits = words.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     bits ^= bits >> np.uint64(31)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
-    return torch.from_numpy(-np.log(uniform))
+    return -np.log(uniform)
 
 
 @torch.no_grad()
