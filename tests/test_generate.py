@@ -1,5 +1,6 @@
 """`cdeq generate` as a user runs it."""
 
+import importlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from cdeq import FitConfig, cli, distill
@@ -218,3 +220,25 @@ def test_the_options_of_the_command(capsys):
     drawing = {"prompt", "tokens", "temperature", "top", "seed"}
     assert listed == drawing | {"steps", "tolerance", "cache", "no-cache", "threads", "json"}
     assert "<unk>" in found
+
+
+@pytest.mark.slow
+def test_the_benchmark_times_all_writers_with_and_without_the_cache(
+    folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "bench")
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    path = tmp_path / "new" / "generation.json"
+    arguments = ["generation.py", str(folder), "--repeats", "1", "--tokens", "5"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--steps", "1", "--json", str(path)])
+    importlib.import_module("generation").main()
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["steps"], row["cache"]) for row in rows] == [
+        *((None, False), (1, False), (None, True), (1, True))
+    ]
+    for row in rows:
+        assert row["same_words_without_cache"] == row["words"] == 6
+        assert row["times_teacher"] == pytest.approx(
+            row["tokens_per_second"] / rows[0]["tokens_per_second"]
+        )
+    assert path.with_suffix(".md").read_text() in capsys.readouterr().out
