@@ -1,8 +1,8 @@
 """Text from a language model with memory, word by word: by solving for its equilibrium, or by its student.
 
-A new word costs evaluations of one token: what it needs of the words before it is the memory of their states.
-Because the model is causal, this is the text that reading everything again for each word would give, as long as the
-memory holds it. Shapes: T tokens, V words.
+A new word costs evaluations of one token, a segment of its own: what it needs of the words before it is the memory of
+their states, or with a cache their keys and values. Because the model is causal, its equilibrium is that of the whole
+text read at once, as long as the memory holds it. Shapes: T tokens, V words.
 
     student, _, vocabulary = load_text_student(folder)
     print(generate_text(student, vocabulary, "the old man", tokens=60, steps=2))
@@ -58,8 +58,8 @@ def draw_token(
     scores, words = (part.cpu().numpy() for part in likeliest)
     if math.isnan(scores[0]):  # what is not a number is sorted first
         raise GenerationError("the model's probabilities are not numbers: it cannot be drawn from")
-    allowed = np.isin(words, list(excluded), invert=True)
-    scores, words = scores[allowed][:top].astype(np.float64), words[allowed][:top]
+    allowed = [i for i, word in enumerate(words.tolist()) if word not in excluded][:top]
+    scores, words = scores[allowed].astype(np.float64), words[allowed]
     if temperature:
         key = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
         # Relative to the likeliest: a tiny temperature then leaves that one, and no infinity.
