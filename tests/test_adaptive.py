@@ -61,6 +61,16 @@ def test_probabilities_are_those_of_the_definition_and_sum_to_one(cutoffs, divis
     assert torch.allclose(probabilities, dense(words, features), rtol=1e-11, atol=0)
 
 
+@pytest.mark.parametrize("cutoffs", CUTOFFS)
+def test_a_token_by_itself_has_the_vector_that_it_has_among_others(cutoffs):
+    words = vocabulary(cutoffs)
+    one_by_one = torch.stack([words.embed_one(token) for token in range(WORDS)])
+    torch.testing.assert_close(one_by_one, words.embed(torch.arange(WORDS)), rtol=1e-12, atol=0)
+    for outside in (-1, WORDS):
+        with pytest.raises(IndexError, match="not in a vocabulary of 20"):
+            words.embed_one(outside)
+
+
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(

@@ -152,7 +152,8 @@ COMMANDS = {
     "reproduce": {"scale", "data-dir", "out", "runs", "seeds", "only", "jobs", "threads"},
     "report": {"results", "out"},
     "generate": {
-        "prompt", "tokens", "steps", "tolerance", "temperature", "top", "seed", "threads", "json",
+        "prompt", "tokens", "steps", "tolerance", "temperature", "top", "seed", "cache", "no-cache",
+        "threads", "json",
     },
     "zoo": {"folder"},
 }  # fmt: skip

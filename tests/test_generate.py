@@ -1,5 +1,6 @@
 """`cdeq generate` as a user runs it."""
 
+import importlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from cdeq import FitConfig, cli, distill
@@ -118,6 +120,7 @@ def test_the_same_command_writes_the_same_and_another_seed_another(folder, capsy
     greedy = texts("--temperature", 0)
     assert greedy == texts("--temperature", 0, "--seed", 5) == texts("--top", 1)
     assert greedy != texts()
+    assert texts() == texts("--no-cache")
 
 
 @pytest.mark.slow
@@ -213,7 +216,29 @@ def test_the_options_of_the_command(capsys):
         cli.main(["generate", "--help"])
     assert stopped.value.code == 0
     found = capsys.readouterr().out
-    listed = set(re.findall(r"--(\w+)", found)) - {"help"}
+    listed = set(re.findall(r"--([a-z][\w-]*)", found)) - {"help"}
     drawing = {"prompt", "tokens", "temperature", "top", "seed"}
-    assert listed == drawing | {"steps", "tolerance", "threads", "json"}
+    assert listed == drawing | {"steps", "tolerance", "cache", "no-cache", "threads", "json"}
     assert "<unk>" in found
+
+
+@pytest.mark.slow
+def test_the_benchmark_times_all_writers_with_and_without_the_cache(
+    folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "bench")
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    path = tmp_path / "new" / "generation.json"
+    arguments = ["generation.py", str(folder), "--repeats", "1", "--tokens", "5"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--steps", "1", "--json", str(path)])
+    importlib.import_module("generation").main()
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["steps"], row["cache"]) for row in rows] == [
+        *((None, False), (1, False), (None, True), (1, True))
+    ]
+    for row in rows:
+        assert row["same_words_without_cache"] == row["words"] == 6
+        assert row["times_teacher"] == pytest.approx(
+            row["tokens_per_second"] / rows[0]["tokens_per_second"]
+        )
+    assert path.with_suffix(".md").read_text() in capsys.readouterr().out

@@ -102,6 +102,8 @@ class Generate:
     """Draw among so many of the likeliest words."""
     seed: int = 0
     """Seed of the random numbers."""
+    cache: bool = True
+    """Keep keys and values from word to word; without it the text is the same, to rounding, and slower."""
     threads: int | None = None
     """Threads to compute with; default: as many as torch chooses."""
     json: Path | None = None
@@ -206,9 +208,11 @@ def _generate(options: Generate) -> int:
         )
 
     readers: dict[int | None, generation.Reader] = {
-        None: generation.teacher_reader(teacher, tol=options.tolerance)
+        None: generation.teacher_reader(teacher, tol=options.tolerance, cache=options.cache)
     }
-    readers |= {k: generation.student_reader(student, k) for k in options.steps}
+    readers |= {
+        k: generation.student_reader(student, k, cache=options.cache) for k in options.steps
+    }
     for reader in readers.values():
         list(write(reader, 2))  # the first words of a process are slow
     console = wide_console(100)

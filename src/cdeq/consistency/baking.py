@@ -71,6 +71,13 @@ class BakedStudent:
             changed = self.models[1.0].inject(x)
         return Prepared(base, changed, self._call)
 
+    def follow(self, x: Input, last: Prepared) -> Prepared:
+        """As `prepare`, for a segment of a text right after the last one, from which its models take what they can."""
+        base = changed = self.models[0.0].follow(x, last.base)
+        if self.student.recipe.injection == "student":
+            changed = self.models[1.0].follow(x, last.changed)
+        return Prepared(base, changed, self._call)
+
     def _call(self, c: float | Tensor, z: State, context: Context) -> State:
         return self.models[float(c)].step(z, context)
 
@@ -78,5 +85,10 @@ class BakedStudent:
     def state(self, x: Input) -> tuple[State, Context]:
         """The state after the baked number of steps, and the teacher's context."""
         prepared = self.prepare(x)
+        return self.run(prepared), prepared.base
+
+    @torch.no_grad()
+    def run(self, prepared: Prepared) -> State:
+        """The state after the baked number of steps."""
         *_, z = self.student.rollout(prepared, self.steps)
-        return z, prepared.base
+        return z

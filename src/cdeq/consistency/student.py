@@ -291,7 +291,9 @@ class Student(nn.Module):
         z = self.begin(prepared)
         yield z
         history: History = self.history
-        if isinstance(history, AndersonHistory) and not self._is_tracked(z, prepared):
+        if steps == 1 and self.recipe.mixing == 1.0 and isinstance(history, AndersonHistory):
+            history = NoHistory()  # a single evaluation has nothing to be mixed with
+        elif isinstance(history, AndersonHistory) and not self._is_tracked(z, prepared):
             guarded = self.recipe.safeguard and not self.training
             history = (GuardedAnderson if guarded else RunningAnderson)(
                 history, max(min(history.window, steps - 1), 1), z

@@ -70,6 +70,8 @@ def mix_contexts(teacher: Context, student: Context, c: float | Tensor) -> Conte
     What both share, what is not a dense floating tensor and what is not in a tree (such as a captured function)
     stays the teacher's.
     """
+    if teacher is student:
+        return teacher
 
     def mix(a: Tensor, b: Tensor) -> Tensor:
         if a is b or a.layout != torch.strided or not a.is_floating_point():

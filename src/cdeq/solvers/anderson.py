@@ -95,6 +95,8 @@ class Anderson:
         row = self.products(residual, memory.residuals[:, :n])
         memory.gram[..., slot, :n] = row
         memory.gram[..., :n, slot] = row
+        if n == 1:  # the first state is all there is to mix
+            return image.to(z.dtype, copy=True), memory
         ridge = max(self.ridge, 4 * torch.finfo(row.dtype).eps)
         gram = memory.gram[..., :n, :n]
         alpha = anderson_weights(gram.reshape(-1, n, n), ridge).to(row.dtype).view_as(row)

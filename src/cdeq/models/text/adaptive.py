@@ -5,6 +5,7 @@ Shapes: D width, V vocabulary, T tail clusters, N positions with a target in one
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import pairwise
 
 import torch
@@ -76,6 +77,16 @@ class AdaptiveVocabulary(nn.Module):
             embedded = torch.where((tokens >= low)[..., None], projected, embedded)
         return embedded * self.width**0.5
 
+    def embed_one(self, token: int) -> Tensor:
+        """The vector (D,) that `embed` gives a single token, by its own cluster alone."""
+        if not 0 <= token < self.vocabulary:
+            raise IndexError(f"token {token} is not in a vocabulary of {self.vocabulary}")
+        i = bisect_right(self.edges, token) - 1
+        vector = self.vectors[i][token - self.edges[i]]
+        if i:
+            vector = self.projections[i - 1] @ vector
+        return vector * self.width**0.5
+
     def nll(self, features: Tensor, targets: Tensor) -> Tensor:
         """-log p(target | features), natural logarithm, (...); 0 where the target is negative.
 
@@ -119,11 +130,11 @@ class AdaptiveVocabulary(nn.Module):
 
     def _head(self, h: Tensor) -> Tensor:
         """Logits of the frequent words and the tail clusters, (..., cutoffs[0] + T)."""
-        weight, bias = self.vectors[0], self.word_bias[: self.edges[1]]
-        if self.cluster_vectors is not None and self.cluster_bias is not None:
-            weight = torch.cat((weight, self.cluster_vectors))
-            bias = torch.cat((bias, self.cluster_bias))
-        return F.linear(h, weight, bias)
+        logits = F.linear(h, self.vectors[0], self.word_bias[: self.edges[1]])
+        if self.cluster_vectors is None:
+            return logits
+        # Joined here, and not the weights, which are longer where there are few positions.
+        return torch.cat((logits, F.linear(h, self.cluster_vectors, self.cluster_bias)), dim=-1)
 
     def _tail(self, i: int, h: Tensor) -> Tensor:
         """Logits of the words of tail cluster i."""

@@ -24,8 +24,9 @@ class SegmentContext(NamedTuple):
     """All that a step needs of a segment.
 
     `injection` (B, L, 3 D or 4 D): added to queries, keys and values, and to the residual stream. `keys`, `values`
-    (B, H, M, E) of the memory; `positions` (H, K, E), the keys of distances. `attention_mask` (B, 1, D) and
-    `inner_mask` (B, 1, inner): dropout, one for the whole solve; None outside training. `memory` is the segment's.
+    (B, H, M, E) of the memory; `positions` (H, K or more, E), the keys of distances ..., 1, 0. `attention_mask`
+    (B, 1, D) and `inner_mask` (B, 1, inner): dropout, one for the whole solve; None outside training. `memory` is the
+    segment's.
     """
 
     injection: Tensor
@@ -45,7 +46,8 @@ class DEQTransformer(nn.Module):
     `direct` injects the embedding into the residual stream too (r above; 0 without it). A model with either learns
     faster and converges sooner, so that there is less to distil.
 
-    Keys and values of the memory and keys of distances do not change during a solve: `inject` makes them.
+    Keys and values of the memory and keys of distances do not change during a solve: `inject` makes them, and `follow`
+    takes those of older tokens from the context before.
     `memory` is how many tokens are remembered. The readout gives features (B, L, D), which `words.nll` scores
     against the next tokens and `words.log_probabilities` turns into a distribution.
     """
@@ -95,26 +97,58 @@ class DEQTransformer(nn.Module):
     def inject(self, x: Segment | Tensor) -> SegmentContext:
         """A segment, or tokens (B, L) alone, which are the beginning of a text."""
         tokens, memory = x if isinstance(x, Segment) else Segment(x)
-        state, remembered = self._checked(tokens, memory)
+        memory = self._checked(tokens, memory)
+        positions = self._distance_keys(memory[0].shape[1] + tokens.shape[1])
         embedded = self.words.embed(tokens)
-        batch, length, width = embedded.shape
+        return self._context(embedded, memory, *self._keys_and_values(*memory), positions)
+
+    def follow(self, x: Segment, last: SegmentContext) -> SegmentContext:
+        """`inject(x)` after the segment of `last`, whose tokens alone get new keys and values."""
+        tokens, memory = x.tokens, self._checked(x.tokens, x.memory)
+        kept, length = memory[0].shape[1], tokens.shape[1]
+        new = min(last.injection.shape[1], kept)
+        added = self._keys_and_values(*(part[:, kept - new :] for part in memory))
+        keys, values = (
+            torch.cat((old[:, :, old.shape[2] - (kept - new) :], more), dim=2)
+            for old, more in zip((last.keys, last.values), added, strict=True)
+        )
+        positions = last.positions
+        if positions.shape[1] < kept + length:
+            positions = self._distance_keys(
+                max(self.memory, kept) + length
+            )  # for all tokens to come
+        single = tokens.numel() == 1  # as when text is generated
+        embedded = self.words.embed_one(int(tokens)) if single else self.words.embed(tokens)
+        return self._context(embedded.view(*tokens.shape, -1), memory, keys, values, positions)
+
+    def _context(
+        self, embedded: Tensor, memory: Memory, keys: Tensor, values: Tensor, positions: Tensor
+    ) -> SegmentContext:
+        batch, _, width = embedded.shape
         if self.training and self.dropout:
             embedded = embedded * self._mask(batch, width, embedded)
         u = self.injection(embedded)
-        keys, values = (
-            (F.linear(state, self.qkv.weight[width:]) + remembered)
-            .view(batch, -1, 2, self.heads, width // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
-        encodings = sinusoids(
-            state.shape[1] + length, width, device=embedded.device, dtype=embedded.dtype
-        )
-        positions = self.positions(encodings).view(-1, self.heads, width // self.heads)
         masks: tuple[Tensor | None, Tensor | None] = (None, None)
         if self.training and self.dropout:
             masks = (self._mask(batch, width, u), self._mask(batch, self.inner, u))
-        memory = (state, remembered)
-        return SegmentContext(u, keys, values, positions.transpose(0, 1), *masks, memory)
+        return SegmentContext(u, keys, values, positions, *masks, memory)
+
+    def _keys_and_values(self, state: Tensor, injected: Tensor) -> tuple[Tensor, Tensor]:
+        """Those (B, H, M, E) of remembered states (B, M, D), with what the input added to them (B, M, 2 D)."""
+        batch, _, width = state.shape
+        keys, values = (
+            (F.linear(state, self.qkv.weight[width:]) + injected)
+            .view(batch, -1, 2, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
+        return keys, values
+
+    def _distance_keys(self, count: int) -> Tensor:
+        """Keys (H, count, E) of the distances count - 1, ..., 0."""
+        like = self.content_bias
+        encodings = sinusoids(count, self.width, device=like.device, dtype=like.dtype)
+        keys = self.positions(encodings).view(-1, self.heads, self.width // self.heads)
+        return keys.transpose(0, 1)
 
     def _checked(self, tokens: Tensor, memory: Memory) -> Memory:
         """The memory of a segment, or none; refuses one of other texts or of another model."""
@@ -152,11 +186,12 @@ class DEQTransformer(nn.Module):
             .view(batch, length, 3, self.heads, width // self.heads)
             .permute(2, 0, 3, 1, 4)
         )
+        keys = torch.cat((context.keys, k), dim=2)
         attended = relative_attention(
             q,
-            torch.cat((context.keys, k), dim=2),
+            keys,
             torch.cat((context.values, v), dim=2),
-            context.positions,
+            context.positions[:, -keys.shape[2] :],
             self.content_bias,
             self.position_bias,
         )

@@ -41,9 +41,10 @@ def relative_attention(
     q (B, H, L, E); k, v (B, H, K, E); r (H, K, E), keys of the distances K - 1, ..., 0; biases (H, E).
     """
     length, keys, scale = q.shape[-2], k.shape[-2], q.shape[-1] ** -0.5
-    by_distance = shifted((q + position_bias[:, None]) @ r.transpose(-1, -2)) * scale
-    later = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(keys - length + 1)
-    by_distance = by_distance.masked_fill(later, -torch.inf)
+    by_distance = (q + position_bias[:, None]) @ r.transpose(-1, -2) * scale
+    if length > 1:  # a single token is the last one: all keys are before it, by falling distance
+        later = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(keys - length + 1)
+        by_distance = shifted(by_distance).masked_fill(later, -torch.inf)
     query = q + content_bias[:, None]
     if torch.is_grad_enabled() and any(
         t.requires_grad for t in (q, k, v, r, content_bias, position_bias)
