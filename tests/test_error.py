@@ -7,7 +7,7 @@ import torch
 
 from cdeq.equilibrium.states import relative_distance
 from cdeq.solvers import Anderson, Broyden, Picard, solve
-from cdeq.solvers.error import ErrorEstimate
+from cdeq.solvers.error import ErrorEstimate, Seen
 from checks import numbers
 from problems import diverging, tanh
 
@@ -58,20 +58,35 @@ def test_a_solve_by_residual_ends_before_it_is_near(solver):
 
 
 def test_the_estimate_is_the_residual_times_the_largest_stretch():
-    estimate = ErrorEstimate()
     z = [numbers(2, 3, seed=s) for s in range(3)]
     r = [numbers(2, 3, seed=s) for s in range(3, 6)]
     size, relative = torch.ones(2, dtype=torch.float64), torch.tensor([0.1, 0.2]).double()
-    assert estimate(z[0], r[0], size, relative).tolist() == [math.inf, math.inf]
+    estimate = ErrorEstimate()
+    found, memory = estimate.update(0, Seen(z[0], r[0], size, relative), estimate.init(z[0]))
+    assert found.tolist() == [[math.inf], [math.inf]]
     stretch = torch.ones(2, dtype=torch.float64)
     for i in (1, 2):
-        found = estimate(z[i], r[i], size, relative)
+        found, memory = estimate.update(i, Seen(z[i], r[i], size, relative), memory)
         seen = (z[i] - z[i - 1]).norm(dim=1) / (r[i] - r[i - 1]).norm(dim=1)
         stretch = torch.maximum(stretch, seen)
-        torch.testing.assert_close(found, stretch * relative)
+        torch.testing.assert_close(found[:, 0], stretch * relative)
     # What rounding has a share in tells nothing.
-    found = estimate(z[2] + 1, r[2] + 1e-15, size, relative)
-    torch.testing.assert_close(found, stretch * relative)
+    found, _ = estimate.update(3, Seen(z[2] + 1, r[2] + 1e-15, size, relative), memory)
+    torch.testing.assert_close(found[:, 0], stretch * relative)
+
+
+def test_what_the_solver_says_is_missing_counts_if_it_is_more():
+    z, r = numbers(2, 3), numbers(2, 3, seed=2)
+    size = torch.ones(2, dtype=torch.float64)
+    relative = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    estimate = ErrorEstimate()
+    missing = torch.tensor([0.5, 0.05], dtype=torch.float64)
+    found, memory = estimate.update(0, Seen(z, r, size, relative, missing), estimate.init(z))
+    assert found[:, 0].tolist() == [0.5, 0.2]
+    found, _ = estimate.update(1, Seen(z + 1, r - 10, size, relative, missing), memory)
+    assert found[:, 0].tolist() == [0.5, 0.2]
+    found, _ = estimate.update(1, Seen(z + 30, r - 10, size, relative, missing), memory)
+    torch.testing.assert_close(found[:, 0], torch.tensor([0.5, 0.6], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("solver", [Picard(), Anderson()])
