@@ -48,18 +48,18 @@ def fewest_samples(confidence: float) -> int:
 class Certificate:
     """A calibrated bound, and what the inputs that it was calibrated on were like.
 
-    `factors`: the bound over the estimated error after each evaluation; the last serves all later ones.
+    `factor`: the bound over the estimated error.
     `quantiles`: of the calibrated inputs, of each thing that is looked at (see `features_of`).
     """
 
     confidence: float
     samples: int
-    factors: tuple[float, ...]
+    factor: float
     quantiles: dict[str, tuple[float, ...]]
 
-    def bound(self, k: int, error: Tensor) -> Tensor:
-        """The bound (B,) after evaluation k, from the estimated error."""
-        return self.factors[min(k, len(self.factors) - 1)] * error.clamp_min(FLOOR)
+    def bound(self, error: Tensor) -> Tensor:
+        """The bound (B,) from the estimated error."""
+        return self.factor * error.clamp_min(FLOOR)
 
     def unlike(self, residual: Tensor, context: Context, start: State, batched: bool) -> Tensor:
         """Which samples (B,) lie outside of what was calibrated; all of them if the batch as a whole does."""
@@ -88,16 +88,14 @@ class Certificate:
         found = cls(
             confidence=float(values["confidence"]),
             samples=int(values["samples"]),
-            factors=tuple(map(float, values["factors"])),
+            factor=float(values["factor"]),
             quantiles={
                 str(name): tuple(map(float, known)) for name, known in values["quantiles"].items()
             },
         )
         sound = 0 < found.confidence < 1 and found.samples >= fewest_samples(found.confidence)
-        numbers = [*found.factors, *(n for known in found.quantiles.values() for n in known)]
-        if not (sound and found.factors and min(found.factors) > 0) or not all(
-            map(math.isfinite, numbers)
-        ):
+        numbers = [found.factor, *(n for known in found.quantiles.values() for n in known)]
+        if not (sound and found.factor > 0 and all(map(math.isfinite, numbers))):
             raise ValueError(f"the certificate is damaged: {values}")
         return found
 

@@ -92,7 +92,7 @@ class Levels:
         if self.proven is not None:
             bound = self.proven.update(k, seen, None)[0][:, 0].to(error.dtype)
         elif self.certificate is not None:
-            bound = self.certificate.bound(k, error)
+            bound = self.certificate.bound(error)
         else:
             bound = torch.full_like(error, torch.inf)
         levels: dict[Level, Tensor] = {"residual": seen.relative, "error": error, "bound": bound}

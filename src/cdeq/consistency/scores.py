@@ -139,7 +139,7 @@ def certificate_on(student: Student, inputs: list[Any], confidence: float) -> Ce
     return Certificate(
         confidence=confidence,
         samples=len(ratios),
-        factors=(factor,),
+        factor=factor,
         quantiles={name: tuple(values.tolist()) for name, values in known.items()},
     )
 

@@ -3,6 +3,7 @@
 `evaluate` compares solvers and students on a model of your own in one call; the rest is what it is made of.
 """
 
+from cdeq.evaluation.certificate_plot import plot_certificate
 from cdeq.evaluation.certified import CertifiedComparison, compare_certified
 from cdeq.evaluation.comparison import (
     compare,
@@ -128,6 +129,7 @@ __all__ = [
     "parameter_count",
     "peak_megabytes",
     "perplexity",
+    "plot_certificate",
     "plot_results",
     "provenance",
     "read_training",

@@ -27,8 +27,8 @@ def solve_with_gradient(
     are enabled the state has passed through the gradient's own steps (one for `Implicit` and
     `JacobianFree`, `steps` for `Phantom`); residual and counts remain those of the solve.
     `Unrolled` solves nothing and reads neither `tol` nor `max_steps`, and of `solver` only where to start.
-    With `solver=student.as_solver()` a student finds the equilibrium, also that of a model that has been trained further
-    since it was distilled: the gradient is that of the model alone.
+    With `solver=student.as_solver()` a student finds the equilibrium, also that of a model that has been trained
+    further since it was distilled: the gradient is that of the model alone.
     """
 
     def solve(start: State) -> Solution:

@@ -62,7 +62,7 @@ class IGNN(ImplicitGraphNetwork):
 
     @torch.no_grad()
     def contraction(self, context: GraphContext) -> Contraction:
-        """By max_i (|A| v)_i / v_i times W's largest row sum, in the norm max_ij |z_ij| / v_i, v_i the root of i's degree.
+        """In the norm max_ij |z_ij| / v_i, v_i the root of node i's degree: by max_i (|A| v)_i / v_i times |W|_inf.
 
         For any v > 0: |A z W^T|_ij <= sum_k |A_ik| v_k |z|_v |W_j|_1, and relu does not widen a difference. For a
         symmetrically normalised adjacency this v is the eigenvector, and the factor is at most kappa.
