@@ -145,7 +145,12 @@ def test_gradients_pass_through_a_solve_that_left_samples_out():
     for solver in (Anderson(), Picard()):
         context = model.inject(x)
         found = cdeq.solve_with_gradient(
-            model, context, solver=solver, gradient=cdeq.Implicit(tol=1e-12), tol=1e-10, max_steps=400
+            model,
+            context,
+            solver=solver,
+            gradient=cdeq.Implicit(tol=1e-12),
+            tol=1e-10,
+            max_steps=400,
         )
         loss = model.readout(found.state, context).square().sum()
         gradients.append(torch.autograd.grad(loss, [model.weight, model.injection]))

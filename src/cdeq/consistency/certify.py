@@ -132,7 +132,8 @@ def certified_solve(
     A student whose steps are the teacher's own (recipes `corrected` and `warm_start`) is a solver: its residuals are
     measured as it goes, and where its corrections do not help, Anderson's method goes on. Other students take the
     steps of their plan first, or `student_steps`, and the solver takes over; its first evaluation is the check.
-    `z0`: where to begin, in place of the student's start. `solver`: in place of the student's steps or, for other
+    `z0`: where to begin, in place of the student's start; without `student_steps` other students leave it to the
+    solver, for their first steps are made for their own start. `solver`: in place of the student's steps or, for other
     students, of Anderson's method after them.
     """
     if max_steps < 1:
@@ -147,8 +148,8 @@ def certified_solve(
     prepared = student.prepare(x)
     start, ahead = z0, 0
     if not student.is_solver:
-        ahead = planned_steps(student.plan, tol) if student_steps is None else student_steps
-        ahead = min(ahead, max_steps - 1)
+        planned = planned_steps(student.plan, tol) if z0 is None else 0
+        ahead = min(planned if student_steps is None else student_steps, max_steps - 1)
         *_, start = student.rollout(prepared, ahead, z0)
         start = finite_or(start, student.teacher.start(prepared.base), student.batched)
     elif z0 is None:

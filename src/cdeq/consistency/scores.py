@@ -54,7 +54,7 @@ class Exact:
             self.double = None
 
     def equilibrium(self, x: Input, near: State) -> tuple[State, Tensor]:
-        """The equilibrium next to a state, and its own estimated error (B,)."""
+        """The equilibrium next to a state, and its own estimated error (B,), infinite where it was not found."""
         if self.double is not None:
             try:
                 return self._solved(
@@ -76,7 +76,7 @@ class Exact:
             measured_only=True,
         )
         assert found.error is not None
-        return found.state, found.error
+        return found.state, torch.where(found.error <= FLOOR, found.error, torch.inf)
 
 
 def _doubled(tensor: Tensor) -> Tensor:

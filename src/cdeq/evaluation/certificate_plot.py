@@ -12,7 +12,11 @@ from torch import Tensor
 from cdeq.consistency.certify import CertifiedSolution
 from cdeq.evaluation.plot import INK, SETTINGS, require_matplotlib
 
-LEVELS = (("residual", "#8a8f98", "measured"), ("error", "#1f6feb", "estimated"), ("bound", "#c2410c", ""))
+LEVELS = (
+    ("residual", "#8a8f98", "measured"),
+    ("error", "#1f6feb", "estimated"),
+    ("bound", "#c2410c", ""),
+)
 
 
 def plot_certificate(
