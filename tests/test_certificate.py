@@ -19,8 +19,9 @@ from cdeq.consistency.scores import Exact, score
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import Contraction, declared_contraction
 from cdeq.equilibrium.states import relative_distance
+from cdeq.models.graph.ignn import IGNN
 from cdeq.solvers import Anderson, solve_model
-from checks import numbers
+from checks import csr, numbers
 from teachers import Linear, Ring, Tanh, inputs, randomized, untrained
 
 
@@ -242,6 +243,25 @@ def test_a_contraction_may_have_a_norm_of_its_own():
     star = student.solve(x, tol=1e-12, measure="residual", max_steps=500).state
     assert result.converged.all()
     assert (result.state - star).abs().max() / star.abs().max() <= result.bound
+
+
+def test_ignn_proves_its_own_bound():
+    g = torch.Generator().manual_seed(0)
+    near = (torch.rand(30, 30, generator=g) < 0.1).double()
+    near = ((near + near.T + torch.eye(30)) > 0).double()
+    root = near.sum(dim=1).rsqrt()
+    x = (csr(root[:, None] * near * root), numbers(30, 4))
+    torch.manual_seed(0)
+    student = untrained(IGNN(features=4, width=6, classes=3).double(), x, "warm_start")
+    declared = declared_contraction(student.teacher, student.teacher.inject(x))
+    assert 0.5 < declared.factor < 0.951  # kappa is 0.95
+    star = student.solve(x, tol=1e-13, measure="residual", max_steps=500).state
+    for tol in (1e-1, 1e-3, 1e-6):
+        result = student.solve(x, tol=tol, measure="bound", max_steps=300)
+        assert result.bound_kind == "proven"
+        assert result.converged.all()
+        away = declared.norm(result.state - star) / declared.norm(star)
+        assert away <= result.bound <= tol
 
 
 def test_what_does_not_contract_proves_nothing():

@@ -5,6 +5,7 @@ Shapes: B samples, K states on the way of a solve.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -119,29 +120,47 @@ def score(student: Student, x: Input, exact: Exact, ahead: int = 0) -> Scored:
     return Scored(error, distance, features)
 
 
-def certificate_on(student: Student, inputs: list[Any], confidence: float) -> Certificate | None:
-    """The bound at this confidence for inputs like these; None, with a warning, where they are too few."""
+class Scores(NamedTuple):
+    """Of held-out samples: the score of each, (n,), and what the inputs were like."""
+
+    ratios: Tensor
+    features: dict[str, Tensor]
+
+    def certificate(self, confidence: float) -> Certificate | None:
+        """The bound at this confidence; None where the samples are too few."""
+        factor = conformal_quantile(self.ratios, confidence)
+        if not math.isfinite(factor):
+            return None
+        known = {name: values.sort().values for name, values in self.features.items()}
+        return Certificate(
+            confidence=confidence,
+            samples=len(self.ratios),
+            factor=factor,
+            quantiles={name: tuple(values.tolist()) for name, values in known.items()},
+        )
+
+
+def scores_on(student: Student, inputs: list[Any]) -> Scores:
+    """The scores of inputs; those of a student with a plan count for all numbers of steps that it plans."""
     exact = Exact(student)
-    planned = sorted(set(student.plan.values())) if not student.is_solver else [0]
-    scores: list[Tensor] = []
+    planned = [0] if student.is_solver else sorted(set(student.plan.values())) or [0]
+    ratios: list[Tensor] = []
     features: dict[str, list[Tensor]] = {}
     for x in inputs:
-        found = [score(student, x, exact, ahead) for ahead in planned or [0]]
-        scores.append(torch.stack([_largest_ratio(one) for one in found]).amax(dim=0))
+        found = [score(student, x, exact, ahead) for ahead in planned]
+        ratios.append(torch.stack([_largest_ratio(one) for one in found]).amax(dim=0))
         for name, values in found[0].features.items():
             features.setdefault(name, []).append(values)
-    ratios = torch.cat(scores)
-    factor = conformal_quantile(ratios, confidence)
-    if factor == float("inf"):
-        _warn_of_no_bound(ratios, confidence)
-        return None
-    known = {name: torch.cat(parts).sort().values for name, parts in features.items()}
-    return Certificate(
-        confidence=confidence,
-        samples=len(ratios),
-        factor=factor,
-        quantiles={name: tuple(values.tolist()) for name, values in known.items()},
-    )
+    return Scores(torch.cat(ratios), {name: torch.cat(parts) for name, parts in features.items()})
+
+
+def certificate_on(student: Student, inputs: list[Any], confidence: float) -> Certificate | None:
+    """The bound at this confidence for inputs like these; None, with a warning, where they are too few."""
+    scores = scores_on(student, inputs)
+    certificate = scores.certificate(confidence)
+    if certificate is None:
+        _warn_of_no_bound(scores.ratios, confidence)
+    return certificate
 
 
 def _largest_ratio(scored: Scored) -> Tensor:

@@ -69,8 +69,8 @@ class IGNN(ImplicitGraphNetwork):
         """
         pointers, entries = context.adjacency.crow_indices(), context.adjacency.values().abs()
         v = pointers.diff().clamp_min(1).to(entries.dtype).sqrt()[:, None]
-        size = tuple(context.adjacency.shape)
-        magnitudes = csr_from_pointers(pointers, context.adjacency.col_indices(), entries, size)
+        columns, nodes = context.adjacency.col_indices(), len(pointers) - 1
+        magnitudes = csr_from_pointers(pointers, columns, entries, (nodes, nodes))
         spread = float((sparse_product(magnitudes, v) / v).max())
         rows = float(self.bounded_weight().abs().sum(dim=1).max())
 
