@@ -30,7 +30,7 @@ class _Memory(NamedTuple):
     inner: Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StudentSolver:
     """z_{k+1} = Anderson's mixing of z_k + r_k + N(r_k), from the student's start; made by `student.as_solver()`.
 
@@ -43,6 +43,9 @@ class StudentSolver:
     solver: Anderson
     layout: StateLayout | None = None
     context: Context = None
+
+    def __repr__(self) -> str:
+        return f"StudentSolver({self.student.recipe.name!r}, {self.solver!r})"
 
     @torch.no_grad()
     def start(self, model: EquilibriumModel, context: Context) -> State:
