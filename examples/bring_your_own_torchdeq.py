@@ -75,7 +75,7 @@ with torch.no_grad():
         rows.append(row)
         print(f"{row[0]:5d}   {row[1]:7.1%}  {row[2]:8.4f}   {row[3]:8.1%}  {row[4]:8.4f}")
 
-result = student.solve(x, tol=1e-3)
+result = student.solve(x, tol=1e-3, measure="residual")
 with torch.no_grad():
     cold = cdeq.solve_model(teacher, context, cdeq.Anderson(), tol=1e-3)
 spent, alone = result.steps.float().mean(), cold.steps.float().mean()

@@ -34,6 +34,6 @@ def require_same(student: Student, again: Student, x: Any) -> None:
     """Outputs, weights and all that is known of the student."""
     for steps in range(6):
         assert torch.equal(student(x, steps=steps), again(x, steps=steps))
-    for name in ("recipe", "shapes", "calibrated", "plan"):
+    for name in ("recipe", "shapes", "calibrated", "plan", "certificate"):
         assert getattr(again, name) == getattr(student, name)
     assert same_tensors(again.state_dict(), student.state_dict())

@@ -1,6 +1,7 @@
 """Certified solving, the plan for it, and calibration."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from checks import equilibrium
 from teachers import Linear, Pair, Ring, Tanh, batches, inputs, randomized, untrained
 
 KINDS = [Tanh, Pair, Ring]
+by_residual = partial(certified_solve, measure="residual")
 
 
 def make(kind=Tanh, name="anchored", noise=0.1, norm=0.9, dtype=torch.float32, **changes):
@@ -35,7 +37,7 @@ def true_residual(student, x, state):
 @pytest.mark.parametrize("max_steps", [1, 4, 60])
 def test_the_certificate_is_true(kind, name, tol, max_steps):
     x, student = inputs(), make(kind, name)
-    result = student.solve(x, tol=tol, max_steps=max_steps)
+    result = student.solve(x, tol=tol, max_steps=max_steps, measure="residual")
     torch.testing.assert_close(
         result.residual, true_residual(student, x, result.state), rtol=1e-3, atol=1e-6
     )
@@ -59,7 +61,7 @@ def test_the_certificate_is_true(kind, name, tol, max_steps):
 def test_every_evaluation_is_counted(ahead, max_steps, tol):
     x, student = inputs(), make()
     student.teacher.calls = 0
-    result = certified_solve(student, x, tol=tol, max_steps=max_steps, student_steps=ahead)
+    result = by_residual(student, x, tol=tol, max_steps=max_steps, student_steps=ahead)
     assert result.evaluations == student.teacher.calls
     assert result.evaluations <= max_steps
     if tol == 10.0:  # the student's steps and the check
@@ -68,7 +70,7 @@ def test_every_evaluation_is_counted(ahead, max_steps, tol):
 
 def test_the_student_finishes_when_it_is_good_enough():
     x, student = inputs(), make(noise=0.0, norm=0.3, start="teacher")
-    result = certified_solve(student, x, tol=1e-2, student_steps=8)
+    result = by_residual(student, x, tol=1e-2, student_steps=8)
     assert result.finished_by == ["student"] * 6
     assert result.steps.tolist() == [9] * 6
     # The state is the student's own: the check measured it and went no further.
@@ -77,7 +79,7 @@ def test_the_student_finishes_when_it_is_good_enough():
 
 def test_the_solver_finishes_what_the_student_leaves():
     x, student = inputs(), make(noise=0.0)
-    result = certified_solve(student, x, tol=1e-5, student_steps=1)
+    result = by_residual(student, x, tol=1e-5, student_steps=1)
     assert result.finished_by == ["solver"] * 6
     assert result.converged.all()
     star = equilibrium(student.teacher, x)
@@ -90,7 +92,7 @@ def test_the_student_gets_credit_for_what_it_brought_below_the_tolerance_alone(k
     residual = true_residual(student, x, student.trajectory(x, 2)[2])
     for share in (0.2, 0.5, 0.9, 1.1, 2.0):  # at 0.9 the solver needs a step or two more
         tol = share * float(residual.median())
-        result = certified_solve(student, x, tol=tol, student_steps=2, max_steps=60)
+        result = by_residual(student, x, tol=tol, student_steps=2, max_steps=60)
         expected = ["student" if r <= tol else "solver" for r in residual.tolist()]
         assert result.finished_by == expected
 
@@ -102,14 +104,14 @@ def test_the_check_is_the_solvers_first_step():
     expected = solve_model(
         student.teacher, context, Anderson(), z0=z, tol=1e-5, max_steps=48, measured_only=True
     )
-    result = certified_solve(student, x, tol=1e-5, student_steps=2)
+    result = by_residual(student, x, tol=1e-5, student_steps=2)
     assert torch.equal(result.steps, expected.steps + 2)
     assert torch.equal(result.state, expected.state)
 
 
 def test_no_one_finishes_when_the_budget_is_too_small():
     x, student = inputs(), make()
-    result = certified_solve(student, x, tol=1e-6, max_steps=3, student_steps=1)
+    result = by_residual(student, x, tol=1e-6, max_steps=3, student_steps=1)
     assert result.finished_by == [None] * 6
     assert not result.converged.any()
     assert result.evaluations == 3
@@ -120,7 +122,7 @@ def test_samples_are_told_apart():
     x = inputs(6).clone()
     student = make(Linear, noise=0.0, start="teacher")
     x[:3] = 0  # whose equilibrium is the start
-    result = certified_solve(student, x, tol=1e-4, max_steps=40, student_steps=1)
+    result = by_residual(student, x, tol=1e-4, max_steps=40, student_steps=1)
     assert result.finished_by == ["student"] * 3 + ["solver"] * 3
     assert result.steps[:3].tolist() == [2, 2, 2]
     assert (result.steps[3:] > 2).all()
@@ -131,7 +133,7 @@ def test_samples_are_told_apart():
 def test_a_student_that_is_not_finite_falls_back_to_the_solver(kind, bad):
     x, student = inputs(), make(kind)
     student.start_network.networks[0].outer.linear.bias.fill_(bad)
-    result = certified_solve(student, x, tol=1e-4, student_steps=0)
+    result = by_residual(student, x, tol=1e-4, student_steps=0)
     assert result.converged.all()
     assert set(result.finished_by) == {"solver"}
     plain = solve_model(student.teacher, student.teacher.inject(x), Anderson(), tol=1e-4)
@@ -140,7 +142,7 @@ def test_a_student_that_is_not_finite_falls_back_to_the_solver(kind, bad):
 
 def test_one_bad_sample_does_not_spoil_the_others():
     x, student = inputs(), make()
-    good = certified_solve(student, x, tol=1e-4, student_steps=1)
+    good = by_residual(student, x, tol=1e-4, student_steps=1)
     begin = student.begin
 
     def spoiled(prepared):
@@ -149,7 +151,7 @@ def test_one_bad_sample_does_not_spoil_the_others():
         return z
 
     student.begin = spoiled
-    result = certified_solve(student, x, tol=1e-4, student_steps=1)
+    result = by_residual(student, x, tol=1e-4, student_steps=1)
     assert result.converged.all()
     others = [0, 1, 3, 4, 5]
     torch.testing.assert_close(result.state[others], good.state[others], rtol=1e-4, atol=1e-5)
@@ -157,8 +159,8 @@ def test_one_bad_sample_does_not_spoil_the_others():
 
 def test_another_solver_may_finish():
     x, student = inputs(), make()
-    fast = certified_solve(student, x, tol=1e-5, max_steps=200)
-    slow = certified_solve(student, x, tol=1e-5, max_steps=200, solver=Picard())
+    fast = by_residual(student, x, tol=1e-5, max_steps=200)
+    slow = by_residual(student, x, tol=1e-5, max_steps=200, solver=Picard())
     assert slow.converged.all()
     assert slow.evaluations > fast.evaluations
 
@@ -184,7 +186,7 @@ def test_the_plan_is_the_cheapest_number_of_student_steps():
         cost = [
             sum(
                 float(
-                    certified_solve(student, x, tol=tol, max_steps=60, student_steps=s)
+                    by_residual(student, x, tol=tol, max_steps=60, student_steps=s)
                     .steps.float()
                     .mean()
                 )
@@ -202,9 +204,9 @@ def test_the_plan_for_the_nearest_tolerance_is_followed():
     assert [planned_steps(plan, tol) for tol in (1.0, 0.02, 0.005, 1e-9)] == [1, 1, 4, 4]
     x, student = inputs(), make()
     student.plan = {1e-3: 5}
-    assert student.solve(x, tol=1e9).evaluations == 6
+    assert by_residual(student, x, tol=1e9).evaluations == 6
     student.plan = {}
-    assert student.solve(x, tol=1e9).evaluations == 3
+    assert by_residual(student, x, tol=1e9).evaluations == 3
 
 
 # Calibration
@@ -228,7 +230,7 @@ def test_calibration_never_makes_it_worse(monkeypatch, kind, name, noise, decay)
     monkeypatch.setattr(calibration, "plan_handover", lambda student, inputs: {0.5: 1})
     student, data = make(kind, name, noise, decay=decay), batches(2)
     before = mean_log_distance(student, data, 4)
-    clock = student.calibrate(data, steps=4)
+    clock = student.calibrate(data, steps=4, confidence=None)
     after = mean_log_distance(student, data, 4)
     assert after <= before + 1e-3
     assert student.calibrated == clock
@@ -245,16 +247,16 @@ def test_calibration_never_makes_it_worse(monkeypatch, kind, name, noise, decay)
 def test_steps_under_the_teachers_own_weights_have_no_clock_to_choose(name):
     x, student = inputs(), make(name=name)
     before = student.trajectory(x, 4)
-    assert student.calibrate(batches(2), steps=4) == ()
+    assert student.calibrate(batches(2), steps=4, confidence=None) == ()
     assert student.calibrated == ()
-    assert set(student.plan) == {1e-1, 1e-2, 1e-3, 1e-4}
+    assert student.plan == {}  # nor a plan: every residual is measured on the way
     torch.testing.assert_close(student.trajectory(x, 4), before, rtol=0, atol=0)
 
 
 def test_calibration_of_harmful_changes_switches_them_off():
     student, data = make(noise=2.0, start="teacher"), batches(2)
     before = mean_log_distance(student, data, 5)
-    clock = student.calibrate(data, steps=5)
+    clock = student.calibrate(data, steps=5, confidence=None)
     assert mean_log_distance(student, data, 5) < before - 1
     assert clock[-1] == 1.0
     assert set(student.plan) == {1e-1, 1e-2, 1e-3, 1e-4}
@@ -263,7 +265,7 @@ def test_calibration_of_harmful_changes_switches_them_off():
 def test_calibration_passes_over_time_points_that_are_not_finite():
     student = make(Linear, noise=0.0, start="teacher")
     student.deltas.changes[0].change.fill_(1e38)  # overflows unless it is switched off
-    clock = student.calibrate(batches(1), steps=3)
+    clock = student.calibrate(batches(1), steps=3, confidence=None)
     assert clock[1] == 1.0
     assert all(torch.isfinite(z).all() for z in student.trajectory(inputs(), 3))
 
@@ -274,8 +276,8 @@ def test_calibration_needs_data_and_keeps_the_old_clock_without():
     with pytest.raises(ValueError, match="at least one batch"):
         student.calibrate([])
     assert student.calibrated == (0.0, 0.5)
-    clock = student.calibrate(batches(3), steps=2, max_batches=1)
-    other = student.calibrate(batches(1), steps=2)
+    clock = student.calibrate(batches(3), steps=2, max_batches=1, confidence=None)
+    other = student.calibrate(batches(1), steps=2, confidence=None)
     assert clock == other
     assert {1.0, 0.0} < set(STRENGTHS)
 

@@ -224,7 +224,7 @@ def test_the_safeguard_judges_each_sample_by_itself():
     # The second sample's corrected residual grows a hundredfold.
     worse = torch.stack([0.5 * torch.ones(4), 100 * torch.ones(4)])
     after, memory = guard.guarded(first, first + worse, torch.zeros_like(f), memory)
-    assert memory.trusted.flatten().tolist() == [True, False]
+    assert memory[1].trusted.flatten().tolist() == [True, False]
     torch.testing.assert_close(after[1], f[1])  # the solver's step from its best state
 
 

@@ -7,7 +7,7 @@ import torch
 
 from cdeq.equilibrium.states import relative_distance
 from cdeq.solvers import Anderson, Broyden, Picard, solve
-from cdeq.solvers.error import ErrorEstimate
+from cdeq.solvers.error import ErrorEstimate, Seen
 from checks import numbers
 from problems import diverging, tanh
 
@@ -39,10 +39,10 @@ def test_a_solve_by_error_ends_as_near_as_it_says(rate, tol, dtype, solver):
     assert (found.error > 0.5 * true).all()
     if isinstance(solver, Picard):
         assert (found.error < 2 * true).all()
-    else:  # a residual in fast directions is nearer than the slowest stretch says
-        assert found.error.median() < 2 * true.median()
-    # No more than the slowest direction can stretch a residual.
-    assert (found.error <= 1.01 * found.residual / (1 - rate)).all()
+        # No more than the slowest direction can stretch a residual.
+        assert (found.error <= 1.1 * found.residual / (1 - rate)).all()
+    else:  # steps to come that do not all go the same way, and residuals in fast directions, are nearer than that
+        assert found.error.median() < 10 * true.median()
 
 
 @pytest.mark.parametrize("solver", [Picard(), Anderson(), Broyden()])
@@ -58,20 +58,40 @@ def test_a_solve_by_residual_ends_before_it_is_near(solver):
 
 
 def test_the_estimate_is_the_residual_times_the_largest_stretch():
-    estimate = ErrorEstimate()
     z = [numbers(2, 3, seed=s) for s in range(3)]
     r = [numbers(2, 3, seed=s) for s in range(3, 6)]
     size, relative = torch.ones(2, dtype=torch.float64), torch.tensor([0.1, 0.2]).double()
-    assert estimate(z[0], r[0], size, relative).tolist() == [math.inf, math.inf]
+    estimate = ErrorEstimate()
+    found, memory = estimate.update(0, Seen(z[0], r[0], size, relative), estimate.init(z[0]))
+    assert found.tolist() == [[math.inf], [math.inf]]
     stretch = torch.ones(2, dtype=torch.float64)
     for i in (1, 2):
-        found = estimate(z[i], r[i], size, relative)
+        found, memory = estimate.update(i, Seen(z[i], r[i], size, relative), memory)
         seen = (z[i] - z[i - 1]).norm(dim=1) / (r[i] - r[i - 1]).norm(dim=1)
         stretch = torch.maximum(stretch, seen)
-        torch.testing.assert_close(found, stretch * relative)
+        # The residuals did not fall: the steps to come are taken to be many.
+        steps = (z[i] - z[i - 1]).norm(dim=1) * 0.98 / 0.02
+        torch.testing.assert_close(found[:, 0], torch.maximum(stretch * relative, steps))
     # What rounding has a share in tells nothing.
-    found = estimate(z[2] + 1, r[2] + 1e-15, size, relative)
-    torch.testing.assert_close(found, stretch * relative)
+    found, _ = estimate.update(3, Seen(z[2] + 1e-14, r[2] + 1e-15, size, relative), memory)
+    torch.testing.assert_close(found[:, 0], stretch * relative)
+
+
+def test_what_the_solver_says_is_missing_counts_if_it_is_more():
+    z, r = numbers(2, 3), numbers(2, 3, seed=2)
+    size = torch.ones(2, dtype=torch.float64)
+    relative = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    estimate = ErrorEstimate()
+    missing = torch.tensor([0.5, 0.05], dtype=torch.float64)
+    found, memory = estimate.update(0, Seen(z, r, size, relative, missing), estimate.init(z))
+    assert found[:, 0].tolist() == [0.5, 0.2]
+    # A fall by ten: a ninth of the last step is to come.
+    after = Seen(z + 0.01, r - 10, size, relative / 10, missing)
+    found, _ = estimate.update(1, after, memory)
+    assert found[:, 0].tolist() == pytest.approx([0.5, 0.05])
+    after = Seen(z + 0.9, r - 100, size, relative / 10, missing / 10)
+    found, _ = estimate.update(1, after, memory)
+    assert found[:, 0].tolist() == pytest.approx([0.1 * 3**0.5] * 2)
 
 
 @pytest.mark.parametrize("solver", [Picard(), Anderson()])

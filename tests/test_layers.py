@@ -141,4 +141,6 @@ def test_the_page_names_every_optional_attribute():
         "correction_network",
         "config",
         "project",
+        "contraction",
+        "select",
     }  # and memory, which has a protocol

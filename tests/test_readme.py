@@ -60,7 +60,7 @@ def names(tmp_path, monkeypatch):
         "teacher": TanhDEQ(),
         "loader": pairs,
         "test_loader": pairs,
-        "held_out": [torch.randn(8, 6)],
+        "held_out": [torch.randn(100, 6)],
         "x": x,
     }
 

@@ -1,4 +1,4 @@
-"""cdeq: deep equilibrium models in one to a few evaluations, with the residual measured.
+"""cdeq: deep equilibrium models in one to a few evaluations, and how far each answer is from the equilibrium.
 
 student = cdeq.distill(teacher, loader)
 logits = student(x, steps=2)

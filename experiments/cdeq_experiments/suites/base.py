@@ -335,7 +335,7 @@ class Suite(ABC):
             )
             if config.calibrated_steps is not None:
                 batches = self.recorded_batches(mode, config.inputs)
-                student.calibrate(batches, steps=config.calibrated_steps)
+                student.calibrate(batches, steps=config.calibrated_steps, confidence=None)
             student.save(run.folder / SAVED)
 
         training = self.train(run, f"distil {config.recipe}, seed {seed}", work)

@@ -1,4 +1,4 @@
-"""Calibration: the clock that suits a trained student best, chosen on held-out data."""
+"""Calibration on held-out data: the bound of certified solving, and the clock that suits a trained student best."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cdeq.consistency.certify import plan_handover
+from cdeq.consistency.scores import certificate_on
 from cdeq.equilibrium.states import State, relative_distance
 from cdeq.equilibrium.trees import map_tensors
 from cdeq.solvers.anderson import Anderson
@@ -50,35 +51,57 @@ def calibrate(
     *,
     steps: int = 8,
     max_batches: int | None = None,
+    confidence: float | None = 0.99,
     tol: float = 1e-4,
     max_steps: int = 100,
 ) -> tuple[float, ...]:
-    """Choose, step by step, the time point whose result is nearest to the equilibrium on the loader's data.
+    """Calibrate the bound of `student.solve` at this confidence and, for recipes that have one, the clock.
 
-    The clock never runs backwards. If the student's own clock does better over all steps, it stays. Sets
-    `student.calibrated` (fractions of solver time, also returned) and `student.plan`, which says when certified
-    solving hands over to the solver.
+    Without a confidence no bound is calibrated.
+    Sets `student.certificate` (None, with a warning, if there are too few samples), `student.calibrated` (the clock as
+    fractions of solver time, also returned) and `student.plan`, which says when a student with changed weights hands
+    over to the solver. The bound holds for inputs drawn like those of the loader, which must not be those that the
+    student was trained on.
     """
-    device = next(student.methods.parameters()).device
+    if confidence is not None and not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, not {confidence}")
+    device = _device_of(student)
     inputs: list[Any] = []
-    runs: list[Run] = []
     for i, batch in enumerate(loader):
         if max_batches is not None and i >= max_batches:
             break
         x, _ = split_batch(batch)
-        x = map_tensors(lambda tensor: tensor.to(device), x)
-        inputs.append(x)
+        inputs.append(map_tensors(lambda tensor: tensor.to(device), x))
+    if not inputs:
+        raise ValueError("calibration needs at least one batch of held-out data")
+    if student.recipe.schedule != "leap":
+        student.calibrated = _chosen_clock(student, inputs, steps, tol, max_steps)
+    student.plan = plan_handover(student, inputs)
+    student.certificate = None
+    if confidence is not None:
+        student.certificate = certificate_on(student, inputs, confidence)
+    return student.calibrated
+
+
+def _device_of(student: Student) -> torch.device:
+    tensors = (*student.methods.parameters(), *student.methods.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def _chosen_clock(
+    student: Student, inputs: list[Any], steps: int, tol: float, max_steps: int
+) -> tuple[float, ...]:
+    """Step by step, the time point whose result is nearest to the equilibrium.
+
+    The clock never runs backwards. If the student's own clock does better over all steps, it stays.
+    """
+    runs: list[Run] = []
+    for x in inputs:
         prepared = student.prepare(x)
         star = solve_model(
             student.teacher, prepared.base, Anderson(), tol=tol, max_steps=max_steps
         ).state
         runs.append((prepared, star, student.begin(prepared), None))
-    if not runs:
-        raise ValueError("calibration needs at least one batch of held-out data")
-
-    if student.recipe.schedule == "leap":  # no clock to choose
-        student.plan = plan_handover(student, inputs)
-        return ()
     usual = _trained_clock(student, steps)
     usual_error, usual_runs = 0.0, runs
     for fraction in usual:
@@ -95,9 +118,7 @@ def calibrate(
         chosen_error += errors[best]
         runs = results[best][1]
     # The best step now is not always the best for the steps after it.
-    student.calibrated = tuple(chosen if chosen_error <= usual_error else usual)
-    student.plan = plan_handover(student, inputs)
-    return student.calibrated
+    return tuple(chosen if chosen_error <= usual_error else usual)
 
 
 def _advanced(student: Student, fraction: float, runs: list[Run]) -> tuple[float, list[Run]]:

@@ -1,54 +1,118 @@
-"""Certified solving: student steps first, then the teacher's solver, with the teacher's residual measured."""
+"""Certified solving: the student as a solver, with what is known of the error measured, estimated and bounded."""
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from cdeq.equilibrium.contract import Input
-from cdeq.equilibrium.states import State, StateLayout, row_norms
+from cdeq.consistency.certificate import Certificate, warn_of_unlike
+from cdeq.consistency.solver import finite_or, like_start
+from cdeq.equilibrium.contract import Context, Input, declared_contraction
+from cdeq.equilibrium.states import State, StateLayout
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
+from cdeq.solvers.error import ErrorEstimate, ProvenBound, Seen
 from cdeq.solvers.loop import solve_model
 
 if TYPE_CHECKING:
-    from cdeq.consistency.parts import Prepared
     from cdeq.consistency.student import Student
 
 DEFAULT_STUDENT_STEPS = 2
 """Steps before the first check, for a student without a plan."""
+Level = Literal["error", "residual", "bound"]
+"""What a tolerance may bound."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CertifiedSolution:
-    """A state and the residual that was measured there, which decides when a solver stops; it is not a distance.
+    """A state, and what is known of its distance to the equilibrium, for each sample.
 
-    `output`: the readout at `state`. `residual` (B,): the teacher's |f(z) - z| / |z|, measured at `state`.
-    `steps` (B,): evaluations of f spent on each sample, the check included. `evaluations`: calls of f on the
-    whole batch. `finished_by`: who brought each sample below the tolerance: `student`, `solver`, or None.
+    `output`: the readout at `state`.
+    `residual` (B,): |f(z) - z| / |z| of the teacher, measured at `state`. It is not a distance.
+    `error` (B,): the relative distance to the equilibrium, estimated from what the solve has seen. It may be wrong.
+    `bound` (B,): at least the relative distance, with `confidence` over inputs like those of `student.calibrate` where
+        `bound_kind` is "calibrated"; for certain where it is "proven", in the norm in which the teacher says that it
+        contracts. None where neither is known.
+    `unlike_calibration` (B,): inputs unlike those of calibration, for which the bound may not hold; None without one.
+    `converged` (B,): whether what the tolerance bounds is within it.
+    `steps` (B,): evaluations of f spent on each sample. `evaluations`: calls of f on the batch, or what was left of it.
+    `seconds`: of the whole batch, from input to output.
+    `finished_by`: who brought each sample within the tolerance: `student`, `solver`, or None.
+    `history` (evaluations, B, 3): residual, error and bound of the states whose residuals were measured on the way.
     """
 
     state: State
     output: Tensor
     residual: Tensor
+    error: Tensor
+    bound: Tensor | None
+    bound_kind: Literal["calibrated", "proven"] | None
+    confidence: float | None
+    unlike_calibration: Tensor | None
     converged: Tensor
     steps: Tensor
     evaluations: int
+    seconds: float
     finished_by: list[str | None]
+    history: Tensor
 
     def __repr__(self) -> str:
         """A line to read; the fields hold the rest."""
         count = len(self.finished_by)
+        known = f"largest residual {float(self.residual.max()):.1e}"
+        known += f", estimated error {float(self.error.max()):.1e}"
+        if self.bound is not None:
+            known += f", {self.bound_kind} bound {float(self.bound.max()):.1e}"
         return (
             f"CertifiedSolution({count} sample{'s' * (count != 1)}: {int(self.converged.sum())} converged, "
             f"{self.finished_by.count('student')} by the student and {self.finished_by.count('solver')} by the "
-            f"solver; {float(self.steps.double().mean()):.1f} evaluations on average, largest residual "
-            f"{float(self.residual.max()):.1e})"
+            f"solver; {float(self.steps.double().mean()):.1f} evaluations on average, {known})"
         )
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What a tolerance bounds, and beside it residual, estimated error and bound: (B, 4)."""
+
+    by: Level
+    certificate: Certificate | None
+    proven: ProvenBound | None
+
+    def init(self, z: Tensor) -> Any:
+        return ErrorEstimate().init(z)
+
+    def update(self, k: int, seen: Seen, memory: Any) -> tuple[Tensor, Any]:
+        found, memory = ErrorEstimate().update(k, seen, memory)
+        error = found[:, 0]
+        if self.proven is not None:
+            bound = self.proven.update(k, seen, None)[0][:, 0].to(error.dtype)
+        elif self.certificate is not None:
+            bound = self.certificate.bound(error)
+        else:
+            bound = torch.full_like(error, torch.inf)
+        levels: dict[Level, Tensor] = {"residual": seen.relative, "error": error, "bound": bound}
+        return torch.stack([levels[self.by], *levels.values()], dim=1), memory
+
+
+def levels_for(student: Student, context: Context, start: State, by: Level) -> Levels:
+    """The levels that are known of a student's solves; refuses a bound that is not."""
+    if by not in get_args(Level):
+        raise ValueError(f"measure must be one of {', '.join(get_args(Level))}, not {by!r}")
+    contraction = declared_contraction(student.teacher, context)
+    proven = None
+    if contraction is not None:
+        proven = ProvenBound(contraction, StateLayout.of(start, student.batched))
+    if by == "bound" and proven is None and student.certificate is None:
+        raise ValueError(
+            'measure="bound" needs a bound: call student.calibrate(held_out) with inputs that the student was not '
+            'trained on, or give the teacher a `contraction`; measure="error" needs neither'
+        )
+    return Levels(by, student.certificate, proven)
 
 
 @torch.no_grad()
@@ -57,59 +121,92 @@ def certified_solve(
     x: Input,
     *,
     tol: float = TOL,
+    measure: Level = "error",
     max_steps: int = MAX_STEPS,
-    student_steps: int | None = None,
+    z0: State | None = None,
     solver: Solver | None = None,
+    student_steps: int | None = None,
 ) -> CertifiedSolution:
-    """Student steps, then the teacher's solver from there, warm; its first evaluation is the check.
+    """As many evaluations as it takes for `measure` to be within `tol`, for each sample.
 
-    The check measures the residual of the student's state. A sample below `tol` stops there; for the others
-    the same evaluation is the solver's first. How many student steps come first is the student's plan for
-    this tolerance, made on data by `plan_handover`, unless `student_steps` is given.
+    A student whose steps are the teacher's own (recipes `corrected` and `warm_start`) is a solver: its residuals are
+    measured as it goes, and where its corrections do not help, Anderson's method goes on. Other students take the
+    steps of their plan first, or `student_steps`, and the solver takes over; its first evaluation is the check.
+    `z0`: where to begin, in place of the student's start; without `student_steps` other students leave it to the
+    solver, for their first steps are made for their own start. `solver`: in place of the student's steps or, for other
+    students, of Anderson's method after them.
     """
     if max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, not {max_steps}")
     if not tol > 0:
         raise ValueError(f"tol must be positive, not {tol}")
-    if student_steps is not None and student_steps < 0:
-        raise ValueError(f"student_steps must not be negative, not {student_steps}")
-    ahead = planned_steps(student.plan, tol) if student_steps is None else student_steps
-    ahead = min(ahead, max_steps - 1)
+    if student_steps is not None and (student.is_solver or student_steps < 0):
+        raise ValueError(
+            "student_steps must not be negative, and are for recipes with changed weights: others need no plan"
+        )
+    began = time.perf_counter()
     prepared = student.prepare(x)
-    *_, z = student.rollout(prepared, ahead)
+    start, ahead = z0, 0
+    if not student.is_solver:
+        planned = planned_steps(student.plan, tol) if z0 is None else 0
+        ahead = min(planned if student_steps is None else student_steps, max_steps - 1)
+        *_, start = student.rollout(prepared, ahead, z0)
+        start = finite_or(start, student.teacher.start(prepared.base), student.batched)
+    elif z0 is None:
+        start = student.as_solver().start(student.teacher, prepared.base)
+    else:
+        start = like_start(z0, student.teacher.start(prepared.base))
+    assert start is not None
+    levels = levels_for(student, prepared.base, start, measure)
     solution = solve_model(
         student.teacher,
         prepared.base,
-        solver or Anderson(),
-        z0=_sound(student, prepared, z),
+        solver or (student.as_solver() if student.is_solver else Anderson()),
+        z0=start,
         tol=tol,
         max_steps=max_steps - ahead,
         measured_only=True,
+        measure=levels,
     )
-    finished = torch.where(solution.steps == 1, 0, 1).tolist()
+    assert solution.values is not None
+    assert solution.value_history is not None
+    assert solution.handed_over is not None
+    _, residual, error, bound = solution.values.unbind(1)
+    by_student = solution.steps == 1
+    if student.correction is not None and student.is_solver and solver is None:
+        by_student = by_student | ~solution.handed_over
+    kind: Literal["calibrated", "proven"] | None = None
+    if levels.proven is not None or student.certificate is not None:
+        kind = "calibrated" if levels.proven is None else "proven"
+    unlike = None
+    if student.certificate is not None:
+        unlike = student.certificate.unlike(
+            solution.history[0], prepared.base, start, student.batched
+        )
+        if kind == "calibrated":
+            warn_of_unlike(unlike)
+    output = student.teacher.readout(solution.state, prepared.base)
+    finished = by_student.tolist()
     return CertifiedSolution(
         state=solution.state,
-        output=student.teacher.readout(solution.state, prepared.base),
-        residual=solution.residual,
+        output=output,
+        residual=residual,
+        error=error,
+        bound=None if kind is None else bound,
+        bound_kind=kind,
+        confidence=student.certificate.confidence
+        if kind == "calibrated" and student.certificate
+        else None,
+        unlike_calibration=unlike,
         converged=solution.converged,
         steps=solution.steps + ahead,
         evaluations=solution.evaluations + ahead,
         finished_by=[
-            ("student", "solver")[who] if done else None
+            ("student" if who else "solver") if done else None
             for who, done in zip(finished, solution.converged.tolist(), strict=True)
         ],
-    )
-
-
-def _sound(student: Student, prepared: Prepared, z: State) -> State:
-    """The state, with samples that are not finite put back to the teacher's start."""
-    layout = StateLayout.of(z, student.batched)
-    flat = layout.flatten(z)
-    finite = row_norms(flat).isfinite()[:, None]
-    if bool(finite.all()):
-        return z
-    return layout.restore(
-        torch.where(finite, flat, layout.flatten(student.teacher.start(prepared.base)))
+        seconds=time.perf_counter() - began,
+        history=solution.value_history[:, :, 1:],
     )
 
 
@@ -131,19 +228,24 @@ def plan_handover(
 ) -> dict[float, int]:
     """For each tolerance, the number of student steps that gives the fewest evaluations in all.
 
-    A solve passes the loose tolerances on its way to the tightest, so one for each number serves them all.
+    A solve passes the loose tolerances on its way to the tightest, so one for each number serves them all. A student
+    that is a solver needs no plan.
     """
+    if student.is_solver:
+        return {}
     costs = {tol: [0] * (most + 1) for tol in tolerances}
     for x in inputs:
         prepared = student.prepare(x)
+        plain = student.teacher.start(prepared.base)
         for ahead, z in enumerate(student.rollout(prepared, most)):
             solution = solve_model(
                 student.teacher,
                 prepared.base,
                 Anderson(),
-                z0=_sound(student, prepared, z),
+                z0=finite_or(z, plain, student.batched),
                 tol=min(tolerances),
                 max_steps=max_steps - ahead,
+                compact=False,
             )
             for tol in tolerances:
                 # A sample stops at its first residual within the tolerance, or spends the budget.

@@ -9,13 +9,15 @@ judged: 1, or the positions of a causal model.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cdeq.consistency.history import HistoryMemory, RunningAnderson
-from cdeq.equilibrium.states import State, StateLayout, row_norms, subtract
+from cdeq.consistency.history import RunningAnderson
+from cdeq.equilibrium.states import State, StateLayout, norm_dtype, row_norms, subtract
+from cdeq.solvers.anderson import Anderson
 
 GROWTH = 10.0
 """How many times its best a corrected residual may be: on its way to the equilibrium it need not fall at every step."""
@@ -34,52 +36,57 @@ class Guarded(NamedTuple):
     """(B, D): f(z) - z there."""
     trusted: Tensor
     """(B, P): whether corrections still take part."""
-    inner: HistoryMemory
+    inner: Any
+    """Anderson's."""
 
 
-class GuardedAnderson(RunningAnderson):
-    """Anderson mixing over the corrected map, along one rollout that nobody differentiates."""
+@dataclass(frozen=True)
+class Safeguard:
+    """Anderson mixing over the corrected map, as an update rule on flat states."""
 
-    def guarded(
-        self, z: State, f: State, change: State, memory: Guarded | None
-    ) -> tuple[State, Guarded]:
-        """The next state from f(z) and its correction N(f(z) - z)."""
-        layout = StateLayout.of(z, self.batched)
-        flat, image = layout.flatten(z), layout.flatten(f)
-        residual = subtract(image, flat)
-        moved = layout.flatten(change).to(residual.dtype)
-        if memory is None:
-            unknown = torch.full_like(self._sizes(residual), torch.inf)
-            trusted = torch.ones_like(unknown, dtype=torch.bool)
-            memory = Guarded(unknown, image, residual, trusted, (0, self.solver.init(flat)))
-        moved = torch.where(self._spread(memory.trusted, flat), moved, 0.0)
+    solver: Anderson
+
+    def init(self, z: Tensor) -> Guarded:
+        inner = self.solver.init(z)
+        unknown = torch.full_like(self._sizes(z), torch.inf)
+        trusted = torch.ones_like(unknown, dtype=torch.bool)
+        return Guarded(unknown, z, torch.zeros_like(z, dtype=norm_dtype(z.dtype)), trusted, inner)
+
+    def update(
+        self, k: int, z: Tensor, fz: Tensor, residual: Tensor, moved: Tensor, memory: Guarded
+    ) -> tuple[Tensor, Guarded]:
+        """The next state from f(z), f(z) - z and its correction, `moved`."""
+        if k == 0:
+            memory = memory._replace(image=fz, residual=residual)
+        image = fz
+        moved = torch.where(self._spread(memory.trusted, z), moved, 0.0)
         size = self._sizes(residual + moved)
-        noise = ROUNDING * torch.finfo(flat.dtype).eps * self._sizes(flat)
+        noise = ROUNDING * torch.finfo(z.dtype).eps * self._sizes(z)
         grown = ~(size <= torch.maximum(GROWTH * memory.best, noise))  # also where it is NaN
         better = size < memory.best
-        count, kept = memory.inner
+        kept = memory.inner
         if bool(grown.any()):
-            places = self._spread(grown, flat)
+            places = self._spread(grown, z)
             image = torch.where(places, memory.image, image)
             residual = torch.where(places, memory.residual, residual)
             moved = torch.where(places, 0.0, moved)
-            self._forget(kept, count, grown, image, residual)
+            self._forget(kept, k, grown, image, residual)
             # Without its correction a residual is of another size: judged anew from here on.
             size = torch.where(grown, self._sizes(residual), size)
             better = better | grown
         corrected = residual + moved
         mixed, kept = self.solver.update(
-            count, flat, (image.to(corrected.dtype) + moved).to(flat.dtype), corrected, kept
+            k, z, (image.to(corrected.dtype) + moved).to(z.dtype), corrected, kept
         )
-        places = self._spread(better, flat)
+        places = self._spread(better, z)
         memory = Guarded(
             torch.where(better, size, memory.best),
             torch.where(places, image, memory.image),
             torch.where(places, residual, memory.residual),
             memory.trusted & ~grown,
-            (count + 1, kept),
+            kept,
         )
-        return layout.restore(mixed), memory
+        return mixed, memory
 
     def _sizes(self, rows: Tensor) -> Tensor:
         """Norms (B, P) of rows (B, D): of whole samples, or of the positions up to each."""
@@ -111,3 +118,17 @@ class GuardedAnderson(RunningAnderson):
             kept.gram[..., slot, :slots] = torch.where(
                 touched, row.double(), kept.gram[..., slot, :slots]
             )
+
+
+class GuardedAnderson(RunningAnderson):
+    """The same along one rollout that nobody differentiates."""
+
+    def guarded(self, z: State, f: State, change: State, memory: Any) -> tuple[State, Any]:
+        """The next state from f(z) and its correction N(f(z) - z)."""
+        layout, guard = StateLayout.of(z, self.batched), Safeguard(self.solver)
+        flat, image = layout.flatten(z), layout.flatten(f)
+        residual = subtract(image, flat)
+        moved = layout.flatten(change).to(residual.dtype)
+        count, kept = memory or (0, guard.init(flat))
+        mixed, kept = guard.update(count, flat, image, residual, moved, kept)
+        return layout.restore(mixed), (count + 1, kept)

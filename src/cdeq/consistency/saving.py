@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from cdeq.consistency.certificate import Certificate
 from cdeq.consistency.copying import copy_of, plain_tensors
 from cdeq.consistency.parts import TeacherShapes
 from cdeq.consistency.recipes import Recipe
@@ -136,6 +137,7 @@ def save_student(student: Student, folder: Path) -> None:
         },
         "calibrated": list(student.calibrated),
         "plan": [[tol, steps] for tol, steps in student.plan.items()],
+        "certificate": None if student.certificate is None else student.certificate.to_dict(),
         "sha256": {},
     }
     own = {n: t for n, t in model_tensors(student).items() if not n.startswith("methods.")}
@@ -207,6 +209,8 @@ def _rebuilt(
     student = cls(teacher, recipe, known, *networks)
     student.calibrated = tuple(config["calibrated"])
     student.plan = {float(tol): int(steps) for tol, steps in config["plan"]}
+    if (certificate := config.get("certificate")) is not None:
+        student.certificate = Certificate.from_dict(certificate)
     path, tensors = _read_part("student", folder, config)
     tensors |= {f"methods.model.{n}": t for n, t in model_tensors(teacher).items()}
     fill_model(student, tensors, path)

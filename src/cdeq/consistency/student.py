@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from cdeq.consistency.baking import BakedStudent
 from cdeq.consistency.boundary import out_coefficient
 from cdeq.consistency.calibration import calibrate
-from cdeq.consistency.certify import CertifiedSolution, certified_solve
+from cdeq.consistency.certificate import Certificate
+from cdeq.consistency.certify import CertifiedSolution, Level, certified_solve
 from cdeq.consistency.clock import inference_fraction, solver_time
 from cdeq.consistency.copying import copy_of, frozen_copy
 from cdeq.consistency.correction import LearnedCorrection
@@ -44,11 +45,13 @@ from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.report import DistillationReport
 from cdeq.consistency.safeguard import GuardedAnderson
 from cdeq.consistency.saving import load_student, save_student
+from cdeq.consistency.solver import StudentSolver, like_start
 from cdeq.consistency.start import LearnedStart
 from cdeq.consistency.weights import Deltas, mix_weights
 from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, tensors_of
 from cdeq.equilibrium.trees import tensors_in
+from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 
 NEGLIGIBLE_STRENGTH = 1e-6
@@ -109,6 +112,7 @@ class Student(nn.Module):
         self.calibrated: tuple[float, ...] = ()
         self.plan: dict[float, int] = {}
         self.report: DistillationReport | None = None
+        self.certificate: Certificate | None = None
         self._fit_to(teacher)
 
     def _fit_to(self, teacher: nn.Module) -> None:
@@ -227,11 +231,14 @@ class Student(nn.Module):
 
     def begin(self, prepared: Prepared) -> State:
         """z_0: the teacher's own start, with the learned change of it if there is one."""
-        start = self.teacher.start(prepared.base)
+        return self.changed_start(self.teacher.start(prepared.base), prepared.base)
+
+    def changed_start(self, start: State, context: Context) -> State:
+        """A start with the learned change of it."""
         if self.start_network is None:
             return start
         takes_start = getattr(self.start_network, "takes_start", False)
-        change = self.start_network(prepared.base, *([start] if takes_start else []))
+        change = self.start_network(context, *([start] if takes_start else []))
         return map_state(torch.add, start, change)
 
     def evaluate(self, z: State, point: TimePoint, prepared: Prepared) -> State:
@@ -259,10 +266,12 @@ class Student(nn.Module):
         """The one step of inference and training: the next state, and what the steps after it must know."""
         history = history or self.history
         if memory is None:
-            memory = StepMemory(0, self._gates(z, prepared), None)
+            memory = StepMemory(0, self.gates(z, prepared.base), None)
         number, gates, kept = memory
         h = self.evaluate(z, point, prepared)
-        change = self._change(z, h, number, gates)
+        change = None
+        if self.correction is not None:
+            change = self.correction_of(map_state(torch.sub, h, z), number, gates)
         if self.recipe.schedule == "leap" and number < self.recipe.leap:
             predicted = h if change is None else map_state(torch.add, h, change)  # another map's
         elif change is None:
@@ -273,22 +282,24 @@ class Student(nn.Module):
             predicted, kept = history(z, map_state(torch.add, h, change), kept)
         return self.bounded(z, predicted, point), StepMemory(number + 1, gates, kept)
 
-    def _gates(self, z: State, prepared: Prepared) -> Any:
-        """What of the correction depends on the input alone, computed once."""
-        return None if self.correction is None else self.correction.gate(prepared.base, z)  # type: ignore[operator]
+    def gates(self, z: State, context: Context) -> Any:
+        """What of the correction depends on the input and the start alone, computed once."""
+        return None if self.correction is None else self.correction.gate(context, z)  # type: ignore[operator]
 
-    def _change(self, z: State, h: State, number: int, gates: Any) -> State | None:
-        """The correction N(h - z) of a step, with the gain of its number."""
-        if self.correction is None:
-            return None
+    def correction_of(self, residual: State, number: int, gates: Any) -> State:
+        """N(r) at a step, with the gain of its number."""
+        assert self.correction is not None
         assert self.gains is not None
         gain = self.gains[min(number, len(self.gains) - 1)]
-        change = self.correction(map_state(torch.sub, h, z), gates)
+        change = self.correction(residual, gates)
         return map_state(lambda part: gain.to(part.dtype) * part, change)
 
-    def rollout(self, prepared: Prepared, steps: int) -> Iterator[State]:
-        """z_0, z_1, ..., z_steps (paper, alg:multistep_aa); z_j has cost j evaluations."""
-        z = self.begin(prepared)
+    def rollout(self, prepared: Prepared, steps: int, z0: State | None = None) -> Iterator[State]:
+        """z_0, z_1, ..., z_steps (paper, alg:multistep_aa); z_j has cost j evaluations. `z0`: where to begin."""
+        if z0 is None:
+            z = self.begin(prepared)
+        else:
+            z = like_start(z0, self.teacher.start(prepared.base))
         yield z
         history: History = self.history
         if steps == 1 and self.recipe.mixing == 1.0 and isinstance(history, AndersonHistory):
@@ -312,21 +323,42 @@ class Student(nn.Module):
 
     # Use.
 
-    def forward(self, x: Input, steps: int = 2) -> Tensor:
-        """The output after `steps` evaluations of f."""
+    def forward(self, x: Input, steps: int = 2, z0: State | None = None) -> Tensor:
+        """The output after `steps` evaluations of f, from the learned start or from `z0`.
+
+        A state of a similar input, such as the frame before, is a good `z0`.
+        """
         if not isinstance(steps, int) or steps < 0:
             raise ValueError(f"steps must be a whole number, 0 or more, not {steps!r}")
         prepared = self.prepare(x)
-        *_, z = self.rollout(prepared, steps)
+        *_, z = self.rollout(prepared, steps, z0)
         return self.teacher.readout(z, prepared.base)
 
-    def trajectory(self, x: Input, steps: int) -> list[State]:
+    def trajectory(self, x: Input, steps: int, z0: State | None = None) -> list[State]:
         """The states z_0 ... z_steps."""
-        return list(self.rollout(self.prepare(x), steps))
+        return list(self.rollout(self.prepare(x), steps, z0))
 
     def baked(self, steps: int) -> BakedStudent:
         """The student as it is now, with the weights of its first `steps` steps made once for all inputs."""
         return BakedStudent(self, steps)
+
+    @property
+    def is_solver(self) -> bool:
+        """Whether all its steps are evaluations of the teacher's own f under Anderson's method."""
+        recipe = self.recipe
+        return not recipe.changes_weights and recipe.history == "anderson"
+
+    def as_solver(self) -> StudentSolver:
+        """The student as a solver, for `cdeq.solve_model`, `cdeq.solve_with_gradient` and `cdeq.TeachConfig`."""
+        if not self.is_solver:
+            raise ValueError(
+                f"a student of the recipe {self.recipe.name!r} is no solver: its steps are not the teacher's own under "
+                "Anderson's method; those of 'corrected' and 'warm_start' are"
+            )
+        history = self.history
+        assert isinstance(history, AndersonHistory)
+        mixing = Anderson(window=history.window, mixing=history.mixing, ridge=history.ridge)
+        return StudentSolver(self, mixing)
 
     def solve(
         self,
@@ -334,19 +366,39 @@ class Student(nn.Module):
         tol: float = TOL,
         max_steps: int = MAX_STEPS,
         *,
-        student_steps: int | None = None,
+        measure: Level = "error",
+        z0: State | None = None,
         solver: Solver | None = None,
+        student_steps: int | None = None,
     ) -> CertifiedSolution:
-        """As many evaluations as it takes for a residual of `tol`; see `certified_solve`."""
+        """As many evaluations as it takes for an estimated error of `tol`; see `certified_solve`.
+
+        `measure`: what `tol` bounds, the estimated "error", the measured "residual", or the "bound".
+        """
         return certified_solve(
-            self, x, tol=tol, max_steps=max_steps, student_steps=student_steps, solver=solver
+            self,
+            x,
+            tol=tol,
+            measure=measure,
+            max_steps=max_steps,
+            z0=z0,
+            solver=solver,
+            student_steps=student_steps,
         )
 
     def calibrate(
-        self, loader: Iterable[Any], steps: int = 8, max_batches: int | None = None
+        self,
+        loader: Iterable[Any],
+        steps: int = 8,
+        max_batches: int | None = None,
+        *,
+        confidence: float | None = 0.99,
     ) -> tuple[float, ...]:
-        """Choose the clock of the first steps on held-out data; see `cdeq.consistency.calibration`."""
-        return calibrate(self, loader, steps=steps, max_batches=max_batches)
+        """On held-out data, set the bound of `solve` and choose the clock of the first steps, if there is one.
+
+        See `cdeq.consistency.calibration`.
+        """
+        return calibrate(self, loader, steps=steps, max_batches=max_batches, confidence=confidence)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The student's own weights, without the teacher's."""

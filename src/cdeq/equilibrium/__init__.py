@@ -1,6 +1,7 @@
 """What is solved: the four-method contract, states, and models adapted to them."""
 
 from cdeq.equilibrium.contract import (
+    Contraction,
     EquilibriumModel,
     FunctionModel,
     check_contract,
@@ -12,6 +13,7 @@ from cdeq.equilibrium.torchdeq import CapturedContext, TorchDEQModel, from_torch
 
 __all__ = [
     "CapturedContext",
+    "Contraction",
     "EquilibriumModel",
     "FunctionModel",
     "State",

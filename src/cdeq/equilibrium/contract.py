@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ class EquilibriumModel(Protocol):
     arguments, lets a saved student rebuild its teacher. `project()` is called after each update of training.
     `causal` says that a position of a state (B, L, D) depends on none after it: solvers and students then keep to that.
     `correction_network()` may offer a module for corrected steps, as consistency/correction.py has them.
+    `select(context, rows)` gives the context of some samples, by index; without it, see `rows_of_context`.
+    `contraction(context)` declares by what factor the map contracts: a `Contraction`, a number q < 1 for the Euclidean
+    norm, or None; it may be a plain number instead of a method.
     """
 
     def inject(self, x: Input) -> Context:
@@ -37,6 +40,30 @@ class EquilibriumModel(Protocol):
 
     def readout(self, z: State, context: Context) -> Tensor:
         """The output at a state."""
+
+
+class Contraction(NamedTuple):
+    """|f(z) - f(y)| <= factor |z - y| for all z, y, with factor < 1, whatever the input.
+
+    `norm`: norms (B,) of the samples of a state; Euclidean over all tensors of a sample if None. `norm_name`: in words.
+    """
+
+    factor: float
+    norm: Callable[[State], Tensor] | None = None
+    norm_name: str = "Euclidean"
+
+
+def declared_contraction(model: EquilibriumModel, context: Context) -> Contraction | None:
+    """What the model declares of itself in this context; None if nothing, or no contraction."""
+    declared = getattr(model, "contraction", None)
+    if callable(declared):
+        declared = declared(context)
+    if declared is None:
+        return None
+    found = declared if isinstance(declared, Contraction) else Contraction(float(declared))
+    if not found.factor >= 0:
+        raise ValueError(f"a contraction's factor must not be negative, not {found.factor}")
+    return found if found.factor < 1 else None
 
 
 def is_batched(model: EquilibriumModel) -> bool:

@@ -69,6 +69,13 @@ class StateLayout:
         """How many numbers each sample has in each tensor; they add up to D."""
         return [(s[1:] if self.batched else s).numel() for s in self.shapes]
 
+    def resized(self, batch: int) -> StateLayout:
+        """The layout of the same states of another number of samples."""
+        if not self.batched or batch == self.batch:
+            return self
+        shapes = tuple(torch.Size((batch, *shape[1:])) for shape in self.shapes)
+        return StateLayout(shapes, self.is_tuple, self.batched)
+
     def flatten(self, state: State) -> Tensor:
         """The state as a matrix (B, D); a view where memory allows."""
         if isinstance(state, Tensor) and not self.is_tuple and state.shape == self.shapes[0]:

@@ -4,6 +4,7 @@
 """
 
 from cdeq.evaluation.cards import card_of
+from cdeq.evaluation.certificate_plot import plot_certificate
 from cdeq.evaluation.certified import CertifiedComparison, compare_certified
 from cdeq.evaluation.comparison import (
     compare,
@@ -133,6 +134,7 @@ __all__ = [
     "parameter_count",
     "peak_megabytes",
     "perplexity",
+    "plot_certificate",
     "plot_results",
     "provenance",
     "read_training",

@@ -8,6 +8,7 @@ from cdeq.equilibrium.contract import Context, EquilibriumModel, is_batched
 from cdeq.equilibrium.states import State
 from cdeq.gradients.base import Gradient
 from cdeq.solvers import MAX_STEPS, TOL, Solution, Solver, solve_model
+from cdeq.solvers.base import first_state
 
 
 def solve_with_gradient(
@@ -25,7 +26,9 @@ def solve_with_gradient(
     Where gradients are disabled this is `solve_model`, and nothing more is evaluated. Where they
     are enabled the state has passed through the gradient's own steps (one for `Implicit` and
     `JacobianFree`, `steps` for `Phantom`); residual and counts remain those of the solve.
-    `Unrolled` solves nothing and reads neither `solver`, `tol` nor `max_steps`.
+    `Unrolled` solves nothing and reads neither `tol` nor `max_steps`, and of `solver` only where to start.
+    With `solver=student.as_solver()` a student finds the equilibrium, also that of a model that has been trained
+    further since it was distilled: the gradient is that of the model alone.
     """
 
     def solve(start: State) -> Solution:
@@ -34,7 +37,7 @@ def solve_with_gradient(
 
     return gradient.run(
         lambda z: model.step(z, context),
-        model.start(context) if z0 is None else z0,
+        first_state(solver, model, context) if z0 is None else z0,
         solve,
         is_batched(model),
     )

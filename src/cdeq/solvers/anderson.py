@@ -6,12 +6,13 @@ Shapes: B samples, D numbers in each sample, n = min(k, m) + 1 states remembered
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from cdeq.equilibrium.states import norm_dtype
+from cdeq.equilibrium.contract import Context, EquilibriumModel, causal_positions
+from cdeq.equilibrium.states import State, norm_dtype
 from cdeq.solvers.base import check_mixing
 
 
@@ -72,6 +73,12 @@ class Anderson:
         if self.positions is not None and self.positions < 1:
             raise ValueError(f"Anderson's positions must be at least 1, not {self.positions}")
         check_mixing(self.mixing)
+
+    def for_input(self, model: EquilibriumModel, context: Context, z0: State) -> Anderson:
+        """With mixing weights for each position, if the model is causal."""
+        if self.positions is not None:
+            return self
+        return replace(self, positions=causal_positions(model, z0))
 
     def init(self, z: Tensor) -> _Memory:
         batch, dim = z.shape

@@ -7,11 +7,18 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from cdeq.equilibrium.contract import Context, EquilibriumModel
 from cdeq.equilibrium.states import State
 
 
 class Solver(Protocol):
-    """Frozen hyper-parameters and a pure update rule on flat states (B, D)."""
+    """Frozen hyper-parameters and a pure update rule on flat states (B, D).
+
+    Its memory is a tree of tensors with the samples first, and numbers. Some methods are optional.
+    `for_input(model, context, z0)`: the solver that suits a model and its input. `start(model, context)`: a better
+    first state than the model's own. `missing(k, residual, memory)`: its estimate of |z* - z_k| (B,), and the new
+    memory. `handed_over(memory)` (B,): whether it has gone over from what it learned to a plain method.
+    """
 
     def init(self, z: Tensor) -> Any:
         """Empty memory for states like `z`."""
@@ -20,6 +27,18 @@ class Solver(Protocol):
         self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: Any
     ) -> tuple[Tensor, Any]:
         """z_{k+1} from z_k, f(z_k) and f(z_k) - z_k in at least single precision; and the new memory."""
+
+
+def solver_for(solver: Solver, model: EquilibriumModel, context: Context, z0: State) -> Solver:
+    """The solver itself, or what it makes of itself for this model and input."""
+    suited = getattr(solver, "for_input", None)
+    return solver if suited is None else suited(model, context, z0)
+
+
+def first_state(solver: Solver | None, model: EquilibriumModel, context: Context) -> State:
+    """Where a solve begins: where the solver says, or the model."""
+    start = getattr(solver, "start", None)
+    return model.start(context) if start is None else start(model, context)
 
 
 Callback = Callable[[int, State], None]

@@ -22,6 +22,9 @@ class Solution:
     `error` (B,): an estimate of the relative distance to the equilibrium, if it was asked for: the residual times the
         largest |z_k - z_j| / |r_k - r_j| seen along the way, which is 1 / (1 - q) where f contracts by q.
     `history` (evaluations, B): the residual of z_0, z_1, ...; a stopped sample repeats its last value.
+    `values` (B, M): all that the measure says of `state`, what the tolerance bounds first; `value_history`
+        (evaluations, B, M): the same of z_0, z_1, ...
+    `handed_over` (B,): whether `state` comes from the plain method that a learned solver went over to.
     """
 
     state: State
@@ -32,3 +35,6 @@ class Solution:
     evaluations: int
     history: Tensor
     error: Tensor | None = None
+    values: Tensor | None = None
+    value_history: Tensor | None = None
+    handed_over: Tensor | None = None

@@ -26,6 +26,7 @@ from cdeq.training.task_loss import TaskLoss, cross_entropy
 class TeachConfig:
     """How a teacher is trained.
 
+    `solver`: finds the equilibria; `student.as_solver()` has a student of this model, or of an earlier one, do it.
     `depths`: the solver's budget is drawn for each update from this range, so that the model does not fit
         one depth only. `penalty`: weight of the Jacobian penalty, which pushes the map towards a contraction.
     `pretrain_updates`: this many first updates are shallow, `pretrain_depth` unrolled steps.
@@ -85,7 +86,11 @@ class TeachingObjective(nn.Module):
         loss = self.task_loss(model.readout(solution.state, context), y)
         if self.carried is not None:
             self.carried.keep(require_memory(model).remember(solution.state, context))
-        metrics = {"task": loss.detach(), "residual": solution.residual.mean()}
+        metrics = {
+            "task": loss.detach(),
+            "residual": solution.residual.mean(),
+            "evaluations": solution.steps.float().mean(),
+        }
         if config.penalty > 0 and not shallow:
             # The estimate draws its signs where the state is.
             device = tensors_of(solution.state)[0].device

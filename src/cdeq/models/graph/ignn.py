@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdeq.data.sparse import csr_from_pointers
+from cdeq.equilibrium.contract import Contraction
 from cdeq.models.graph.base import GraphContext, GraphSizes, ImplicitGraphNetwork
 from cdeq.models.graph.bounds import project_rows_l1
 from cdeq.models.graph.sparse import sparse_product
@@ -57,6 +59,26 @@ class IGNN(ImplicitGraphNetwork):
     def step(self, z: Tensor, context: GraphContext) -> Tensor:
         propagated = sparse_product(context.adjacency, z)
         return F.relu(torch.addmm(context.injection, propagated, self.bounded_weight().t()))
+
+    @torch.no_grad()
+    def contraction(self, context: GraphContext) -> Contraction:
+        """In the norm max_ij |z_ij| / v_i, v_i the root of node i's degree: by max_i (|A| v)_i / v_i times |W|_inf.
+
+        For any v > 0: |A z W^T|_ij <= sum_k |A_ik| v_k |z|_v |W_j|_1, and relu does not widen a difference. For a
+        symmetrically normalised adjacency this v is the eigenvector, and the factor is at most kappa.
+        """
+        pointers, entries = context.adjacency.crow_indices(), context.adjacency.values().abs()
+        v = pointers.diff().clamp_min(1).to(entries.dtype).sqrt()[:, None]
+        columns, nodes = context.adjacency.col_indices(), len(pointers) - 1
+        magnitudes = csr_from_pointers(pointers, columns, entries, (nodes, nodes))
+        spread = float((sparse_product(magnitudes, v) / v).max())
+        rows = float(self.bounded_weight().abs().sum(dim=1).max())
+
+        def norm(z: Tensor) -> Tensor:
+            return (z.abs().amax(dim=1, keepdim=True) / v).amax()[None]
+
+        rounding = 1 + 1e-5  # both factors are computed, not exact
+        return Contraction(spread * rows * rounding, norm, "max_ij |z_ij| / sqrt(degree_i)")  # type: ignore[arg-type]
 
     def start_network(self) -> nn.Module:
         """A few hops of the injection, on few columns."""

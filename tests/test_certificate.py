@@ -1,0 +1,405 @@
+"""What is known of the error: the conformal bound, the proven one, warnings, warm starts, students as solvers."""
+
+import json
+import math
+import warnings
+
+import pytest
+import torch
+
+import cdeq
+from cdeq.consistency import scores
+from cdeq.consistency.certificate import (
+    Certificate,
+    conformal_quantile,
+    features_of,
+    fewest_samples,
+)
+from cdeq.consistency.scores import Exact, score
+from cdeq.consistency.student import Student
+from cdeq.equilibrium.contract import Contraction, declared_contraction
+from cdeq.equilibrium.states import relative_distance
+from cdeq.models.graph.ignn import IGNN
+from cdeq.solvers import Anderson, solve_model
+from checks import csr, numbers
+from teachers import Linear, Ring, Tanh, inputs, randomized, untrained
+
+
+def students(kind=Linear, name="corrected", noise=0.1, norm=0.8, **changes):
+    """A student that is not trained: its start and corrections are noise, so that bounds have something to do."""
+    student = untrained(kind(norm=norm), inputs(), name, **changes)
+    return randomized(student, noise).requires_grad_(False).eval()
+
+
+def held_out(count=2, size=128, seed=50):
+    return [inputs(size, seed=seed + i) for i in range(count)]
+
+
+# Quantiles
+
+
+def test_the_quantile_is_that_of_split_conformal_prediction():
+    scores = torch.arange(1.0, 100.0)  # 99 of them
+    assert conformal_quantile(scores, 0.99) == 99.0
+    assert conformal_quantile(scores, 0.9) == 90.0
+    assert conformal_quantile(scores[:98], 0.99) == math.inf
+    assert conformal_quantile(torch.tensor([3.0, 1.0, 2.0]), 0.5) == 2.0
+    assert [fewest_samples(c) for c in (0.5, 0.9, 0.95, 0.99)] == [1, 9, 19, 99]
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+def test_the_quantile_covers_as_often_as_it_says(confidence):
+    g = torch.Generator().manual_seed(0)
+    trials, n = 4000, 120
+    scores = torch.randn(trials, n + 1, generator=g).exp()
+    covered = [float(row[-1]) <= conformal_quantile(row[:-1], confidence) for row in scores]
+    share, error = sum(covered) / trials, math.sqrt(confidence * (1 - confidence) / trials)
+    assert confidence - 3 * error < share < confidence + 1 / (n + 1) + 3 * error
+
+
+# Calibration
+
+
+def test_scores_are_true_distances_over_estimates():
+    student, x = students(), inputs(24, seed=9)
+    found = score(student, x, Exact(student))
+    star = student.teacher.double().equilibrium(x.double())
+    student.teacher.float()
+    context = student.teacher.inject(x)
+    states = []
+    solution = solve_model(
+        student.teacher,
+        context,
+        student.as_solver(),
+        tol=1e-5,
+        max_steps=300,
+        measure="error",
+        callback=lambda k, z: states.append(z),
+    )
+    true = torch.stack([relative_distance(z.double(), star) for z in states[:-1]])
+    torch.testing.assert_close(found.distance, true, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(found.error.float(), solution.value_history[:, :, 0])
+
+
+@pytest.mark.parametrize("name", ["corrected", "warm_start", "anchored"])
+def test_the_bound_holds_for_inputs_like_those_of_calibration(name):
+    student = students(name=name)
+    student.plan = {1e-2: 2}
+    student.calibrate(held_out(), confidence=0.95, steps=2)
+    assert student.certificate.samples == 256
+    x = inputs(256, seed=7)
+    star = student.teacher.equilibrium(x)
+    for tol in (1e-1, 1e-2, 1e-3):
+        for measure in ("residual", "error", "bound"):
+            result = student.solve(x, tol=tol, measure=measure, max_steps=200)
+            assert result.converged.all()
+            assert (result.bound_kind, result.confidence) == ("calibrated", 0.95)
+            within = relative_distance(result.state, star) <= result.bound
+            assert within.float().mean() > 0.95 - 2 * math.sqrt(0.95 * 0.05 / 256)
+            assert not result.unlike_calibration.any()
+            levels = {"residual": result.residual, "error": result.error, "bound": result.bound}
+            assert (levels[measure] <= tol).all()
+    assert "calibrated bound" in repr(result)
+
+
+def test_without_calibration_no_bound_is_claimed():
+    student, x = students(), inputs()
+    result = student.solve(x)
+    assert result.bound is None
+    assert result.bound_kind is None
+    assert result.unlike_calibration is None
+    assert result.seconds > 0
+    with pytest.raises(ValueError, match=r"call student.calibrate\(held_out\)"):
+        student.solve(x, measure="bound")
+    with pytest.raises(ValueError, match="measure must be one of error, residual, bound"):
+        student.solve(x, measure="distance")
+
+
+def test_too_few_samples_are_said():
+    student = students()
+    with pytest.warns(UserWarning, match=r"on 6 samples: a bound at a confidence of 0.99 needs 99"):
+        student.calibrate([inputs()])
+    assert student.certificate is None
+    student.calibrate([inputs()], confidence=0.8)
+    assert student.certificate.samples == 6
+    student.calibrate([inputs()], confidence=None)
+    assert student.certificate is None
+    with pytest.raises(ValueError, match="confidence must lie between 0 and 1"):
+        student.calibrate([inputs()], confidence=1.0)
+
+
+def test_samples_without_an_equilibrium_count_against_the_bound(monkeypatch):
+    monkeypatch.setattr(scores, "EXACT_STEPS", 60)
+    monkeypatch.setattr(scores, "LONGEST", 20)
+
+    class Drifting(Tanh):
+        def step(self, z, context):
+            return z + 1
+
+    student = students(Drifting)
+    with pytest.warns(UserWarning, match="of 128 no equilibrium was found"):
+        student.calibrate(held_out(1), confidence=0.9)
+    assert student.certificate is None
+
+
+def test_inputs_unlike_those_of_calibration_are_told():
+    student = students()
+    student.calibrate(held_out(), confidence=0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        student.solve(inputs(64, seed=8))
+    with pytest.warns(UserWarning, match="unlike those that the student was calibrated on"):
+        result = student.solve(5 * inputs(64, seed=8), max_steps=200)
+    assert result.unlike_calibration.all()
+    x = inputs(64, seed=8)
+    x[3] *= 100
+    with pytest.warns(UserWarning, match="1 of 40"):
+        result = student.solve(x[:40], max_steps=200)
+    assert result.unlike_calibration.nonzero().flatten().tolist() == [3]
+
+
+def test_features_that_do_not_belong_to_samples_are_not_looked_at():
+    start, residual = torch.ones(3, 2), torch.ones(3)
+    own = torch.ones(3, 4)
+    assert "context" in features_of(residual, {"a": own}, start, batched=True)
+    assert "context" not in features_of(residual, {"a": own, "b": torch.ones(5, 2)}, start, True)
+    assert set(features_of(residual[:1], own, start, batched=False)) == {"residual", "start"}
+
+
+# Saving
+
+
+def test_the_certificate_is_saved_with_the_student(tmp_path):
+    student, x = students(), inputs()
+    student.calibrate(held_out(1), confidence=0.9)
+    student.save(tmp_path)
+    again = Student.load(tmp_path, teacher=Linear)
+    assert again.certificate == student.certificate
+    ours, theirs = (one.solve(x, tol=1e-2, measure="bound") for one in (student, again))
+    assert torch.equal(ours.bound, theirs.bound)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"factor": -1.0},
+        {"factor": "inf"},
+        {"factor": None},
+        {"confidence": 2},
+        {"samples": 3},
+        {"quantiles": {"residual": ["nan"]}},
+        {"quantiles": 5},
+    ],
+)
+def test_a_damaged_certificate_is_refused(tmp_path, change):
+    student = students()
+    student.calibrate(held_out(1), confidence=0.9)
+    student.save(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["certificate"] |= change
+    path.write_text(json.dumps(config))
+    with pytest.raises(cdeq.StudentFolderError, match="does not describe a student"):
+        Student.load(tmp_path, teacher=Linear)
+
+
+def test_a_certificate_survives_json():
+    made = Certificate(confidence=0.9, samples=20, factor=1.5, quantiles={"start": (0.0, 1.0)})
+    assert Certificate.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+# Contractions
+
+
+class Declared(Linear):
+    """Says what its spectral norm is."""
+
+    contraction = 0.8
+
+
+def test_a_declared_contraction_proves_a_bound():
+    student, x = students(Declared).double(), inputs(64, dtype=torch.float64)
+    star = student.teacher.equilibrium(x)
+    for tol in (1e-1, 1e-3, 1e-6):
+        result = student.solve(x, tol=tol, measure="bound", max_steps=300)
+        assert result.converged.all()
+        assert result.bound_kind == "proven"
+        assert result.confidence is None
+        true = relative_distance(result.state, star)
+        assert (true <= result.bound).all()
+        assert (result.bound <= tol).all()
+        away = result.residual / (1 - 0.8)
+        torch.testing.assert_close(result.bound, away / (1 - away))
+
+
+def test_a_contraction_may_have_a_norm_of_its_own():
+    class Largest(Ring):
+        def contraction(self, context):
+            rows = float(self.weight.abs().sum(dim=1).max())
+            return Contraction(rows, lambda z: z.abs().amax()[None], "largest entry")
+
+    student, x = students(Largest, norm=0.4).double(), inputs(dtype=torch.float64)
+    result = student.solve(x, tol=1e-3, measure="bound", max_steps=300)
+    star = student.solve(x, tol=1e-12, measure="residual", max_steps=500).state
+    assert result.converged.all()
+    assert (result.state - star).abs().max() / star.abs().max() <= result.bound
+
+
+def test_ignn_proves_its_own_bound():
+    g = torch.Generator().manual_seed(0)
+    near = (torch.rand(30, 30, generator=g) < 0.1).double()
+    near = ((near + near.T + torch.eye(30)) > 0).double()
+    root = near.sum(dim=1).rsqrt()
+    x = (csr(root[:, None] * near * root), numbers(30, 4))
+    torch.manual_seed(0)
+    student = untrained(IGNN(features=4, width=6, classes=3).double(), x, "warm_start")
+    declared = declared_contraction(student.teacher, student.teacher.inject(x))
+    assert 0.5 < declared.factor < 0.951  # kappa is 0.95
+    star = student.solve(x, tol=1e-13, measure="residual", max_steps=500).state
+    for tol in (1e-1, 1e-3, 1e-6):
+        result = student.solve(x, tol=tol, measure="bound", max_steps=300)
+        assert result.bound_kind == "proven"
+        assert result.converged.all()
+        away = declared.norm(result.state - star) / declared.norm(star)
+        assert away <= result.bound <= tol
+
+
+def test_what_does_not_contract_proves_nothing():
+    for declared, expected in ((None, None), (1.0, None), (1.5, None), (0.5, Contraction(0.5))):
+        model = Linear()
+        model.contraction = declared
+        assert declared_contraction(model, None) == expected
+    model.contraction = -1.0
+    with pytest.raises(ValueError, match="must not be negative"):
+        declared_contraction(model, None)
+
+
+# Warm starts
+
+
+@pytest.mark.parametrize("name", ["corrected", "warm_start", "anchored"])
+def test_a_state_of_a_similar_input_is_a_better_start(name):
+    student, x = students(name=name), inputs(8)
+    frame = student.solve(x, tol=1e-5, measure="residual", max_steps=200)
+    after = x + 1e-3 * inputs(8, seed=3)
+    warm = student.solve(after, tol=1e-4, z0=frame.state, max_steps=200, measure="residual")
+    cold = student.solve(after, tol=1e-4, max_steps=200, measure="residual")
+    assert warm.converged.all()
+    assert warm.steps.float().mean() < cold.steps.float().mean()
+    states = student.trajectory(after, 2, z0=frame.state)
+    assert torch.equal(states[0], frame.state)
+    torch.testing.assert_close(
+        student(after, steps=2, z0=frame.state),
+        student.teacher.readout(states[-1], student.teacher.inject(after)),
+    )
+
+
+def test_a_start_that_is_no_state_is_refused():
+    student, x = students(), inputs(4)
+    for call in (
+        student.solve,
+        lambda x, z0: student(x, z0=z0),
+        lambda x, z0: student.trajectory(x, 1, z0),
+    ):
+        with pytest.raises(
+            ValueError, match=r"z0 must be a state like the teacher's start, \[\(4, 8\)\]"
+        ):
+            call(x, z0=torch.zeros(4, 7))
+
+
+# A student inside
+
+
+@pytest.mark.parametrize("name", ["corrected", "warm_start"])
+def test_gradients_through_a_student_are_those_of_the_model(name):
+    student = students(Tanh, name).double()
+    model = Tanh(norm=0.85, seed=3).double()  # not the one that was distilled
+    x = numbers(6, 5)
+    found = []
+    for solver in (student.as_solver(), Anderson()):
+        context = model.inject(x)
+        solution = cdeq.solve_with_gradient(
+            model,
+            context,
+            solver=solver,
+            gradient=cdeq.Implicit(tol=1e-12, max_steps=300),
+            tol=1e-12,
+            max_steps=300,
+        )
+        assert solution.converged.all()
+        loss = model.readout(solution.state, context).square().mean()
+        found.append(torch.autograd.grad(loss, [model.weight, model.injection, model.head]))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_a_model_can_be_trained_with_a_student_inside():
+    student, model = students(Tanh), Tanh(seed=3)
+    config = cdeq.TeachConfig(fit=cdeq.FitConfig(updates=3), solver=student.as_solver())
+    before = model.weight.detach().clone()
+    cdeq.teach(model, [(inputs(), torch.randint(3, (6,)))], config)
+    assert not torch.equal(model.weight, before)
+
+
+def test_what_is_no_solver_says_so():
+    with pytest.raises(ValueError, match="a student of the recipe 'anchored' is no solver"):
+        students(name="anchored").as_solver()
+    with pytest.raises(ValueError, match="a student solves a model in a context"):
+        cdeq.solve(lambda z: 0.5 * z, torch.zeros(2, 3), students().as_solver())
+    with pytest.raises(ValueError, match="student_steps"):
+        students().solve(inputs(), student_steps=2)
+
+
+# The student as a solver
+
+
+@pytest.mark.parametrize("name", ["corrected", "warm_start"])
+def test_a_solve_passes_through_the_states_of_the_rollout(name):
+    student, x = students(name=name), inputs()
+    states = []
+    solve_model(
+        student.teacher,
+        student.teacher.inject(x),
+        student.as_solver(),
+        tol=0.0,
+        max_steps=6,
+        callback=lambda k, z: states.append(z),
+    )
+    for ours, theirs in zip(states, student.trajectory(x, 6), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_harmful_correction_is_dropped_and_the_solver_finishes():
+    student, x = students(norm=0.9), inputs()
+    student.correction.blocks[0].set_linear(-60.0 * torch.eye(8))
+    result = student.solve(x, tol=1e-4, max_steps=100, measure="residual")
+    assert result.converged.all()
+    assert result.finished_by == ["solver"] * 6
+    good = students(noise=0.0, norm=0.9)
+    exact = torch.linalg.inv(torch.eye(8) - good.teacher.weight) - torch.eye(8)
+    good.correction.blocks[0].set_linear(exact)
+    result = good.solve(x, tol=1e-4)
+    assert result.finished_by == ["student"] * 6
+    assert result.evaluations == 2  # Newton's step, and its residual
+    assert (relative_distance(result.state, good.teacher.equilibrium(x)) < 1e-4).all()
+
+
+def test_every_evaluation_of_a_solve_is_counted():
+    student, x = students(), inputs()
+    student.teacher.calls = 0
+    result = student.solve(x, tol=1e-3, max_steps=100)
+    assert result.evaluations == student.teacher.calls == int(result.steps.max())
+    assert result.history.shape == (result.evaluations, 6, 3)
+
+
+def test_the_certificate_can_be_drawn(tmp_path):
+    from cdeq.evaluation import plot_certificate
+
+    pytest.importorskip("matplotlib")
+    student = students()
+    student.calibrate(held_out(1), confidence=0.9)
+    result = student.solve(inputs(), tol=1e-3)
+    path = plot_certificate(
+        result, tmp_path / "new" / "certificate.png", distances=result.history[:, :, 0]
+    )
+    assert path.stat().st_size > 1000
