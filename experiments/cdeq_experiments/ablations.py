@@ -117,7 +117,7 @@ def recipe_parts(config: SuiteConfig) -> Variants:
 
 def corrected_parts(config: SuiteConfig) -> Variants:
     """The default recipe without one of its parts, or with a leap before its corrected steps."""
-    student = config.students["corrected"]
+    student, fixed = config.students["corrected"], config.students["corrected"].changes
     without: dict[str, dict[str, Any]] = {
         "corrected": {},
         "the teacher's start": {"start": "teacher", "start_updates": 0},
@@ -127,10 +127,7 @@ def corrected_parts(config: SuiteConfig) -> Variants:
         "a leap of one step": {"leap": 1},
         "a leap of two steps": {"leap": 2},
     }
-    return {
-        name: replace(student, changes={**student.changes, **fields})
-        for name, fields in without.items()
-    }
+    return {name: replace(student, changes={**fixed, **new}) for name, new in without.items()}
 
 
 def longer_trainings(config: SuiteConfig) -> Variants:

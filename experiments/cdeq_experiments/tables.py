@@ -30,9 +30,7 @@ from cdeq_experiments.suites.base import Suite
 REPEATS = 5
 """Of every timing."""
 
-MEASURED = ("parameters", "metric", "steps", "residual", "converged")
-"""Of a converged teacher."""
-
+MEASURED = ("parameters", "metric", "steps", "residual", "converged")  # of a converged teacher
 Page = dict[str, Any]
 Part = dict[str, Any]
 """What one suite measured, as plain JSON: rows, teachers, and where they come from."""
