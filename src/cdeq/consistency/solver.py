@@ -83,11 +83,11 @@ class StudentSolver:
             mixed, kept = self.solver.update(k, z, image, residual + moved, kept)
         return mixed, _Memory(memory.gates, None, kept)
 
-    def missing(self, k: int, residual: Tensor, memory: _Memory) -> tuple[Tensor, _Memory]:
-        """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; kept for the update."""
+    def missing(self, k: int, residual: Tensor, memory: _Memory) -> tuple[Tensor | None, _Memory]:
+        """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; None without corrections. Kept for the update."""
         moved = self._correction(k, residual, memory.gates)
         if moved is None:
-            return row_norms(residual), memory
+            return None, memory
         return row_norms(residual + moved), memory._replace(moved=moved)
 
     def handed_over(self, memory: _Memory) -> Tensor | bool:
