@@ -84,11 +84,11 @@ class StudentSolver:
         return mixed, _Memory(memory.gates, None, kept)
 
     def missing(self, k: int, residual: Tensor, memory: _Memory) -> tuple[Tensor | None, _Memory]:
-        """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; None without corrections. Kept for the update."""
+        """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; None without corrections."""
         moved = self._correction(k, residual, memory.gates)
         if moved is None:
             return None, memory
-        return row_norms(residual + moved), memory._replace(moved=moved)
+        return row_norms(residual + moved), memory._replace(moved=moved)  # for the update
 
     def handed_over(self, memory: _Memory) -> Tensor | bool:
         """Whether the corrections of a sample were dropped; of a causal model, at all of its positions."""
