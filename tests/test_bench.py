@@ -164,6 +164,34 @@ def test_bench_strangers_refuses_unknown_names(bench, monkeypatch):
 
 
 @pytest.mark.slow
+def test_bench_certificate_judges_bounds_and_solves(bench, tmp_path, monkeypatch):
+    certificate = bench("certificate")
+    stranger = bench("strangers").Stranger
+    teacher = Affine(slow_linear(0.9).float())
+    maps = {"tiny": lambda: stranger(teacher, vectors(8), vectors(2, size=128, seed=9))}
+    monkeypatch.setattr(certificate, "STRANGERS", maps)
+    short = partial(cdeq.distill, fit=cdeq.FitConfig(updates=10))
+    monkeypatch.setattr(certificate.cdeq, "distill", short)
+    small = partial(certificate.compaction, width=8, batch=20)
+    monkeypatch.setattr(certificate, "compaction", small)
+    path = tmp_path / "certificate.json"
+    parts = ["coverage", "slow", "solving", "compaction"]
+    arguments = ["certificate.py", "--only", "tiny", "--repeats", "1", "--parts", *parts]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--json", str(path)])
+    certificate.main()
+    found = json.loads(path.read_text())
+    (row,) = found["rows"]
+    assert [one["calibrated_on"] for one in row["coverage"]] == [128] * 3
+    for one in row["coverage"]:
+        assert one["share"] >= one["confidence"] - 0.1
+        assert one["unlike_shifted"]["share"] >= one["unlike"]["share"]
+    assert row["slow"]["within"] > 0.95
+    assert [one["tol"] for one in row["solving"]] == list(certificate.TOLERANCES)
+    assert found["compaction"]["time_ratio"] > 0
+    assert "| tiny, 99% |" in path.with_suffix(".md").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "sizes"), [("scale", {"sizes": (400,)}), ("parts", {}), ("train", {})]
 )

@@ -60,6 +60,7 @@ def test_the_quantile_covers_as_often_as_it_says(confidence):
 # Calibration
 
 
+@pytest.mark.slow
 def test_scores_are_true_distances_over_estimates():
     student, x = students(), inputs(24, seed=9)
     found = score(student, x, Exact(student))
@@ -81,6 +82,7 @@ def test_scores_are_true_distances_over_estimates():
     torch.testing.assert_close(found.error.float(), solution.value_history[:, :, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["corrected", "warm_start", "anchored"])
 def test_the_bound_holds_for_inputs_like_those_of_calibration(name):
     student = students(name=name)
@@ -128,6 +130,7 @@ def test_too_few_samples_are_said():
         student.calibrate([inputs()], confidence=1.0)
 
 
+@pytest.mark.slow
 def test_samples_without_an_equilibrium_count_against_the_bound(monkeypatch):
     monkeypatch.setattr(scores, "EXACT_STEPS", 60)
     monkeypatch.setattr(scores, "LONGEST", 20)
@@ -333,6 +336,7 @@ def test_gradients_through_a_student_are_those_of_the_model(name):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_model_can_be_trained_with_a_student_inside():
     student, model = students(Tanh), Tanh(seed=3)
     config = cdeq.TeachConfig(fit=cdeq.FitConfig(updates=3), solver=student.as_solver())
@@ -384,6 +388,13 @@ def test_a_harmful_correction_is_dropped_and_the_solver_finishes():
     assert (relative_distance(result.state, good.teacher.equilibrium(x)) < 1e-4).all()
 
 
+def test_a_start_alone_tells_no_distance_and_corrections_do():
+    x = inputs()
+    for name, known in (("corrected", True), ("warm_start", False)):
+        result = students(name=name).solve(x, max_steps=1)
+        assert result.error.isfinite().all() == known
+
+
 def test_every_evaluation_of_a_solve_is_counted():
     student, x = students(), inputs()
     student.teacher.calls = 0
@@ -392,6 +403,7 @@ def test_every_evaluation_of_a_solve_is_counted():
     assert result.history.shape == (result.evaluations, 6, 3)
 
 
+@pytest.mark.slow
 def test_the_certificate_can_be_drawn(tmp_path):
     from cdeq.evaluation import plot_certificate
 

@@ -18,8 +18,10 @@ from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 from cdeq.solvers.error import ErrorEstimate, ProvenBound, Seen
 from cdeq.solvers.loop import solve_model
+from cdeq.solvers.solution import Solution
 
 if TYPE_CHECKING:
+    from cdeq.consistency.parts import Prepared
     from cdeq.consistency.student import Student
 
 DEFAULT_STUDENT_STEPS = 2
@@ -83,6 +85,12 @@ class Levels:
     certificate: Certificate | None
     proven: ProvenBound | None
 
+    @property
+    def bound_kind(self) -> Literal["calibrated", "proven"] | None:
+        if self.proven is not None:
+            return "proven"
+        return None if self.certificate is None else "calibrated"
+
     def init(self, z: Tensor) -> Any:
         return ErrorEstimate().init(z)
 
@@ -107,12 +115,13 @@ def levels_for(student: Student, context: Context, start: State, by: Level) -> L
     proven = None
     if contraction is not None:
         proven = ProvenBound(contraction, StateLayout.of(start, student.batched))
-    if by == "bound" and proven is None and student.certificate is None:
+    levels = Levels(by, student.certificate, proven)
+    if by == "bound" and levels.bound_kind is None:
         raise ValueError(
             'measure="bound" needs a bound: call student.calibrate(held_out) with inputs that the student was not '
             'trained on, or give the teacher a `contraction`; measure="error" needs neither'
         )
-    return Levels(by, student.certificate, proven)
+    return levels
 
 
 @torch.no_grad()
@@ -146,17 +155,7 @@ def certified_solve(
         )
     began = time.perf_counter()
     prepared = student.prepare(x)
-    start, ahead = z0, 0
-    if not student.is_solver:
-        planned = planned_steps(student.plan, tol) if z0 is None else 0
-        ahead = min(planned if student_steps is None else student_steps, max_steps - 1)
-        *_, start = student.rollout(prepared, ahead, z0)
-        start = finite_or(start, student.teacher.start(prepared.base), student.batched)
-    elif z0 is None:
-        start = student.as_solver().start(student.teacher, prepared.base)
-    else:
-        start = like_start(z0, student.teacher.start(prepared.base))
-    assert start is not None
+    start, ahead = _first_steps(student, prepared, tol, max_steps, z0, student_steps)
     levels = levels_for(student, prepared.base, start, measure)
     solution = solve_model(
         student.teacher,
@@ -170,44 +169,62 @@ def certified_solve(
     )
     assert solution.values is not None
     assert solution.value_history is not None
-    assert solution.handed_over is not None
     _, residual, error, bound = solution.values.unbind(1)
-    by_student = solution.steps == 1
-    if student.correction is not None and student.is_solver and solver is None:
-        by_student = by_student | ~solution.handed_over
-    kind: Literal["calibrated", "proven"] | None = None
-    if levels.proven is not None or student.certificate is not None:
-        kind = "calibrated" if levels.proven is None else "proven"
-    unlike = None
-    if student.certificate is not None:
-        unlike = student.certificate.unlike(
-            solution.history[0], prepared.base, start, student.batched
-        )
+    kind, confidence, unlike = levels.bound_kind, None, None
+    if (certificate := student.certificate) is not None:
+        seen = (solution.history[0], prepared.base, start)
+        unlike = certificate.unlike(*seen, student.batched)
         if kind == "calibrated":
+            confidence = certificate.confidence
             warn_of_unlike(unlike)
-    output = student.teacher.readout(solution.state, prepared.base)
-    finished = by_student.tolist()
     return CertifiedSolution(
         state=solution.state,
-        output=output,
+        output=student.teacher.readout(solution.state, prepared.base),
         residual=residual,
         error=error,
         bound=None if kind is None else bound,
         bound_kind=kind,
-        confidence=student.certificate.confidence
-        if kind == "calibrated" and student.certificate
-        else None,
+        confidence=confidence,
         unlike_calibration=unlike,
         converged=solution.converged,
         steps=solution.steps + ahead,
         evaluations=solution.evaluations + ahead,
-        finished_by=[
-            ("student" if who else "solver") if done else None
-            for who, done in zip(finished, solution.converged.tolist(), strict=True)
-        ],
+        finished_by=_finished_by(student, solution, by_student=solver is None),
         seconds=time.perf_counter() - began,
         history=solution.value_history[:, :, 1:],
     )
+
+
+def _first_steps(
+    student: Student,
+    prepared: Prepared,
+    tol: float,
+    max_steps: int,
+    z0: State | None,
+    student_steps: int | None,
+) -> tuple[State, int]:
+    """Where the solve begins, and after how many steps of the student's plan."""
+    plain = student.teacher.start(prepared.base)
+    if student.is_solver:
+        if z0 is not None:
+            return like_start(z0, plain), 0
+        return student.as_solver().start(student.teacher, prepared.base), 0
+    planned = planned_steps(student.plan, tol) if z0 is None else 0
+    ahead = min(planned if student_steps is None else student_steps, max_steps - 1)
+    *_, z = student.rollout(prepared, ahead, z0)
+    return finite_or(z, plain, student.batched), ahead
+
+
+def _finished_by(student: Student, solution: Solution, by_student: bool) -> list[str | None]:
+    """Who brought each sample within the tolerance: the student alone, if its start or its corrections did."""
+    assert solution.handed_over is not None
+    alone = solution.steps == 1
+    if by_student and student.is_solver and student.correction is not None:
+        alone = alone | ~solution.handed_over
+    return [
+        ("student" if own else "solver") if done else None
+        for own, done in zip(alone.tolist(), solution.converged.tolist(), strict=True)
+    ]
 
 
 def planned_steps(plan: dict[float, int], tol: float) -> int:

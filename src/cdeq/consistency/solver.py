@@ -83,12 +83,12 @@ class StudentSolver:
             mixed, kept = self.solver.update(k, z, image, residual + moved, kept)
         return mixed, _Memory(memory.gates, None, kept)
 
-    def missing(self, k: int, residual: Tensor, memory: _Memory) -> tuple[Tensor, _Memory]:
-        """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; kept for the update."""
+    def missing(self, k: int, residual: Tensor, memory: _Memory) -> tuple[Tensor | None, _Memory]:
+        """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; None without corrections."""
         moved = self._correction(k, residual, memory.gates)
         if moved is None:
-            return row_norms(residual), memory
-        return row_norms(residual + moved), memory._replace(moved=moved)
+            return None, memory
+        return row_norms(residual + moved), memory._replace(moved=moved)  # for the update
 
     def handed_over(self, memory: _Memory) -> Tensor | bool:
         """Whether the corrections of a sample were dropped; of a causal model, at all of its positions."""

@@ -67,7 +67,7 @@ class _Samples:
             missing = None
             if (estimate := getattr(solver, "missing", None)) is not None:
                 missing, self.memory = estimate(k, difference, self.memory)
-                missing = residual_ratio(missing, self.size)
+                missing = None if missing is None else residual_ratio(missing, self.size)
             seen = Seen(self.z, difference, self.size, relative, missing)
             values, self.known = measure.update(k, seen, self.known)
         self.values = torch.where(self.active[:, None], values, self.values)
