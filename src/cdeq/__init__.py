@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cdeq.consistency import (
     RECIPES,
     CertifiedSolution,
+    ExportError,
     Recipe,
     RecipeError,
     Student,
@@ -46,6 +47,7 @@ __all__ = [
     "CertifiedSolution",
     "CheckpointError",
     "EquilibriumModel",
+    "ExportError",
     "FitConfig",
     "Implicit",
     "JacobianFree",

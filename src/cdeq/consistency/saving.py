@@ -135,6 +135,7 @@ def save_student(student: Student, folder: Path) -> None:
             for name, attribute in NETWORKS
         },
         "calibrated": list(student.calibrated),
+        "example": student.example,
         "plan": [[tol, steps] for tol, steps in student.plan.items()],
         "sha256": {},
     }
@@ -207,6 +208,7 @@ def _rebuilt(
     student = cls(teacher, recipe, known, *networks)
     student.calibrated = tuple(config["calibrated"])
     student.plan = {float(tol): int(steps) for tol, steps in config["plan"]}
+    student.example = config.get("example")
     path, tensors = _read_part("student", folder, config)
     tensors |= {f"methods.model.{n}": t for n, t in model_tensors(teacher).items()}
     fill_model(student, tensors, path)
