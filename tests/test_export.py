@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -299,3 +300,14 @@ def test_a_student_without_an_example_says_what_to_do(tmp_path, capsys):
     student.save(tmp_path / "student")
     assert cli.main(["export", str(tmp_path / "student")]) == 1
     assert "student.export(path, x, steps=2)" in capsys.readouterr().err
+
+
+def test_the_page_runs_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "WRITERS", {".pt2": lambda program: b"new"})
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    names = {"student": student_of("Tanh", "corrected"), "x": inputs(), "torch": torch}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    assert (tmp_path / "student.pt2").read_bytes() == b"new"
+    torch.testing.assert_close(names["output"], names["student"](inputs(), steps=2))
