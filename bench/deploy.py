@@ -44,6 +44,8 @@ class DeployOptions(Options):
     """Of the student."""
     tasks: tuple[str, ...] = ("images", "text")
     batches: tuple[int, ...] = (1, 64)
+    compile: bool = True
+    """Time the compiled student, too; compiling takes minutes on a busy machine."""
     folder: Path = Path("runs/deploy")
     """Where teachers and students are kept."""
 
@@ -76,20 +78,22 @@ def session_of(path: Path, threads: int) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def ways(student: Student, x: Tensor, steps: int, files: Path, threads: int) -> dict[str, Work]:
+def ways(student: Student, x: Tensor, files: Path, options: DeployOptions) -> dict[str, Work]:
     """Each way of answering `x`; the files are written for the first batch and serve all."""
+    steps = options.steps
     works: dict[str, Work] = {
         TEACHER: partial(teacher_answer, student, x),
         EAGER: partial(student, x, steps=steps),
     }
     unrolled = {"": student.unrolled(steps, check=False), ", checked": student.unrolled(steps)}
-    works["compiled"] = partial(torch.compile(unrolled[""], fullgraph=True, dynamic=False), x)
+    if options.compile:
+        works["compiled"] = partial(torch.compile(unrolled[""], fullgraph=True, dynamic=False), x)
     for name, check in (("", False), (", checked", True)):
         works[f"unrolled{name}"] = partial(unrolled[name], x)
         path = files / f"student{name[2:]}.onnx"
         if not path.exists():
             student.export(path, x, steps, check=check)
-        run = session_of(path, threads).run
+        run = session_of(path, options.threads).run
         works[f"onnxruntime{name}"] = partial(run, None, {"x": x.numpy()})
     path = files / "student.pt2"
     if not path.exists():
@@ -106,7 +110,7 @@ def measure(task: str, options: DeployOptions) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as files:
         for batch in options.batches:
             x = inputs[:batch].contiguous()
-            works = ways(student, x, options.steps, Path(files), options.threads)
+            works = ways(student, x, Path(files), options)
             timed = {name: partial(lambda work: work, work) for name, work in works.items()}
             times = median_times(timed, options.repeats)
             seconds = {name: wall for name, (wall, _) in times.items()}

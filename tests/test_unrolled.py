@@ -144,8 +144,10 @@ def test_the_compiler_takes_steps_and_rollout_whole(name, recipe):
 
 
 @pytest.mark.slow
-def test_the_compiler_of_this_machine_gives_the_same_numbers():
-    student, x = student_of("Tanh", "corrected"), inputs(1)
+@pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")  # torch's own call
+def test_the_compiler_of_this_machine_gives_the_same_numbers(monkeypatch):
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # no pool of processes
+    student, x = student_of("Tanh", "anchored"), inputs(1)
     module = UnrolledStudent(student, 2)
     with torch.no_grad():
         output, residual = compiled(module, "inductor")(x)
