@@ -51,7 +51,7 @@ def export_student(
     )
     programs = {path: whole}
     if certified:
-        programs[path.with_suffix(STEP + path.suffix)] = _teacher_step(module, student, first)
+        programs[path.with_suffix(STEP + path.suffix)] = _teacher_step(module, first, axes)
     write_programs(programs)
     return list(programs)
 
@@ -103,10 +103,9 @@ def _with_sizes(x: Input, axes: Axes, sizes: dict[str, int]) -> Input:
     return map_leaves(lambda leaf: next(left) if isinstance(leaf, Tensor) else leaf, x)
 
 
-def _teacher_step(module: UnrolledStudent, student: Student, x: Input) -> Program:
+def _teacher_step(module: UnrolledStudent, x: Input, axes: Axes) -> Program:
     """The teacher's step from a state and a context that the student's graph gave."""
     teacher: Any = module.student.teacher
-    _, axes = opened(student, x)
     sizes = _sizes(named_tensors(x, _argument(x)), axes)
     step = TeacherStep(module, remembers=isinstance(x, Segment))
     with torch.no_grad():
