@@ -8,7 +8,7 @@ TASK ?= images
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick lint format docs bench bench-graphs results clean
+.PHONY: demo test quick lint format docs bench bench-graphs bench-deploy results wheel clean
 
 $(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -58,6 +58,17 @@ bench-graphs: $(READY)
 	mkdir -p results/bench
 	cp runs/bench/graph_scale* results/bench/
 
+# The demos' students on images and text, trained first: some minutes.
+bench-deploy: $(READY)
+	$(BIN)/python bench/deploy.py --json runs/bench/deploy.json
+	mkdir -p results/bench
+	cp runs/bench/deploy.* results/bench/
+
+# An sdist, and from it a wheel, in dist/.
+wheel: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
 # The figures that the README shows, from fresh runs; copied when all have run, as above.
 results: $(READY)
 	for task in images text graph; do \
@@ -72,4 +83,4 @@ results: $(READY)
 	$(BIN)/python -m cdeq_experiments.pages.fill README.md docs/*.md
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build site src/*.egg-info
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site src/*.egg-info

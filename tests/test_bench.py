@@ -16,6 +16,8 @@ from rich.console import Console
 import cdeq
 from cdeq.consistency.student import Student
 from cdeq.evaluation import SOLVERS
+from deployed import student_of
+from teachers import inputs
 from test_correction import Affine
 from test_correction import batches as vectors
 from test_correction import contraction as slow_linear
@@ -240,3 +242,31 @@ def test_bench_rollout_memory_has_a_row_for_each_way_of_differentiating(bench, m
     memory.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [line.split()[1] for line in lines[2:]] == ["full", "checkpointed", "truncated"]
+
+
+@pytest.mark.slow
+def test_bench_deploy_times_every_way_against_student_and_teacher(
+    bench, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("onnxruntime")
+    deploy = bench("deploy")
+    student = student_of("Tanh", "anchored")
+    monkeypatch.setattr(deploy, "demo_student", lambda task, folder: (student, inputs(7)))
+    path = tmp_path / "new" / "deploy.json"
+    words = ["--tasks", "images", "--batches", "1", "7", "--steps", "1", "--no-compile"]
+    monkeypatch.setattr(sys, "argv", ["deploy.py", *words, "--repeats", "1", "--json", str(path)])
+    deploy.main()
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["batch"] for row in rows] == [1] * 7 + [7] * 7
+    assert {row["way"] for row in rows} == {
+        *(deploy.TEACHER, deploy.EAGER, "unrolled", "unrolled, checked", "onnxruntime"),
+        *("onnxruntime, checked", "exported, .pt2"),
+    }
+    for row in rows:
+        if row["way"] == deploy.TEACHER:
+            assert row["evaluations"] > 2
+        else:
+            assert row["difference"] <= 1e-5
+    shown = capsys.readouterr().out
+    assert "images: " in shown
+    assert shown.count("| onnxruntime | images |") == 2

@@ -155,6 +155,7 @@ COMMANDS = {
         "prompt", "tokens", "steps", "tolerance", "temperature", "top", "seed", "cache", "no-cache",
         "threads", "json",
     },
+    "export": {"out", "steps", "check", "no-check", "certified", "no-certified"},
     "zoo": {"folder"},
 }  # fmt: skip
 """All that can be typed; whoever changes it changes what others have in their scripts."""
@@ -188,7 +189,7 @@ def test_the_library_alone_says_what_reproduce_needs(monkeypatch, capsys):
             f"cdeq: `{command}` needs the experiments, which are not part of this package: "
             "`pip install ./experiments` in a checkout of the repository\n"
         )
-    assert "{demo,generate}" in helped(capsys)
+    assert "{demo,generate,export}" in helped(capsys)
 
 
 def test_the_version(capsys):

@@ -75,7 +75,9 @@ def test_every_name_has_its_place_in_the_api():
     named = dict(re.findall(r"\[`(\w+)`\]\[cdeq\.([\w.]+)\]", text))
     assert set(named) == set(cdeq.__all__)
     folders = {path.parent.name for path in (ROOT / "src" / "cdeq").glob("*/__init__.py")}
-    assert folders - {"demo"} | {"zoo"} == {path.stem for path in (DOCS / "api").glob("*.md")} - {"index"}
+    assert folders - {"demo"} | {"zoo"} == {path.stem for path in (DOCS / "api").glob("*.md")} - {
+        "index"
+    }
 
 
 # The words.

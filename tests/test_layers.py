@@ -20,6 +20,7 @@ ORDER = (
     "files",
     "labels",
     "equilibrium",
+    "export",
     "solvers",
     "gradients",
     "data",

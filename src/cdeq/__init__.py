@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cdeq.consistency import (
     RECIPES,
     CertifiedSolution,
+    ExportError,
     Recipe,
     RecipeError,
     Student,
@@ -47,6 +48,7 @@ __all__ = [
     "CertifiedSolution",
     "CheckpointError",
     "EquilibriumModel",
+    "ExportError",
     "FitConfig",
     "Implicit",
     "JacobianFree",

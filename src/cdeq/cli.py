@@ -1,4 +1,4 @@
-"""The command line: `cdeq demo` and `cdeq generate`; with the experiments `cdeq reproduce` and `cdeq report` too.
+"""The command line: `cdeq demo`, `generate` and `export`; with the experiments `cdeq reproduce` and `report` too.
 
 Here arguments are read, the seed is set and lines are printed.
 """
@@ -26,6 +26,7 @@ import cdeq
 from cdeq.consistency.recipes import RecipeError
 from cdeq.consistency.saving import StudentFolderError
 from cdeq.evaluation.results import ResultsError
+from cdeq.export import ExportError
 from cdeq.generation import GenerationError, check_drawing
 from cdeq.training import CheckpointError
 from cdeq.trajectories import StoreError
@@ -39,6 +40,7 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
     StudentFolderError,
     GenerationError,
     ZooError,
+    ExportError,
     ImportError,  # an extra that is not installed
     FloatingPointError,  # a training that diverged
     OSError,
@@ -124,6 +126,25 @@ class Zoo:
     """Which; without it, all of them."""
     folder: Path | None = None
     """Where they are; default: the environment variable CDEQ_ZOO, then zoo/ of the repository."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a student's first steps as a file that runs without cdeq: ONNX, or torch's .pt2.
+
+    From an input to its output and the teacher's residual there, for any number of samples.
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """A saved student, such as runs/demo-images/student-corrected."""
+    out: Path = Path("student.onnx")
+    """The file to write; .onnx or .pt2 says the format."""
+    steps: int = 2
+    """Evaluations of f that the student takes."""
+    check: bool = True
+    """Measure the residual of the output, which is one more evaluation."""
+    certified: bool = False
+    """Also write the teacher's step, to NAME.step.onnx, so that a solve can be finished elsewhere."""
 
 
 def check_counts(**counts: int | None) -> None:
@@ -241,6 +262,22 @@ def _generate(options: Generate) -> int:
     return 0
 
 
+def export(options: Export) -> int:
+    from cdeq.consistency.deployment import example_of
+
+    student = cdeq.Student.load(options.folder)
+    written = student.export(
+        options.out,
+        example_of(student),
+        options.steps,
+        check=options.check,
+        certified=options.certified,
+    )
+    for path in written:
+        print(f"wrote {path}, {path.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
 def _print_words(words: Iterable[str]) -> None:
     """Words as soon as they are known, so that the speed can be seen."""
     for word in words:
@@ -272,7 +309,12 @@ Commands = dict[str, tuple[type, Callable[[Any], int]]]
 
 def commands() -> tuple[Commands, tuple[type[Exception], ...]]:
     """All commands that are installed, and the errors of theirs whose message is all that a user needs."""
-    own: Commands = {"demo": (Demo, demo), "generate": (Generate, generate), "zoo": (Zoo, zoo)}
+    own: Commands = {
+        "demo": (Demo, demo),
+        "generate": (Generate, generate),
+        "export": (Export, export),
+        "zoo": (Zoo, zoo),
+    }
     try:
         installed = importlib.util.find_spec(f"{EXPERIMENTS}.cli") is not None
     except ModuleNotFoundError:

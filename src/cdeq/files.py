@@ -17,18 +17,28 @@ def atomic_write_bytes(path: str | Path, content: bytes) -> None:
 
     The content is flushed to the disk before it gets its name, and the name before this returns.
     """
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(MARK_BYTES)}{TEMPORARY_SUFFIX}")
+    atomic_write_all({Path(path): content})
+
+
+def atomic_write_all(contents: dict[Path, bytes]) -> None:
+    """The same for several files: all content is on the disk, which may be full, before the first gets its name."""
+    temporary: dict[Path, Path] = {}
     try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        for path, content in contents.items():
+            name = f"{path.name}.{secrets.token_hex(MARK_BYTES)}{TEMPORARY_SUFFIX}"
+            temporary[path] = path.with_name(name)
+            with open(temporary[path], "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path in contents:
+            os.replace(temporary[path], path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        for leftover in temporary.values():
+            leftover.unlink(missing_ok=True)
         raise
-    _flush_folder(path.parent)
+    for folder in {path.parent for path in contents}:
+        _flush_folder(folder)
 
 
 def atomic_write_text(path: str | Path, content: str) -> None:

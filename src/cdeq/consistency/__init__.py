@@ -5,10 +5,12 @@ from cdeq.consistency.distillation import distill
 from cdeq.consistency.recipes import RECIPES, Recipe, RecipeError
 from cdeq.consistency.saving import StudentFolderError
 from cdeq.consistency.student import Student
+from cdeq.export import ExportError
 
 __all__ = [
     "RECIPES",
     "CertifiedSolution",
+    "ExportError",
     "Recipe",
     "RecipeError",
     "Student",

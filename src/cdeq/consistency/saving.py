@@ -136,6 +136,7 @@ def save_student(student: Student, folder: Path) -> None:
             for name, attribute in NETWORKS
         },
         "calibrated": list(student.calibrated),
+        "example": student.example,
         "plan": [[tol, steps] for tol, steps in student.plan.items()],
         "certificate": None if student.certificate is None else student.certificate.to_dict(),
         "sha256": {},
@@ -211,6 +212,7 @@ def _rebuilt(
     student.plan = {float(tol): int(steps) for tol, steps in config["plan"]}
     if (certificate := config.get("certificate")) is not None:
         student.certificate = Certificate.from_dict(certificate)
+    student.example = config.get("example")
     path, tensors = _read_part("student", folder, config)
     tensors |= {f"methods.model.{n}": t for n, t in model_tensors(teacher).items()}
     fill_model(student, tensors, path)

@@ -21,6 +21,7 @@ from cdeq.consistency.certify import CertifiedSolution, Level, certified_solve
 from cdeq.consistency.clock import inference_fraction, solver_time
 from cdeq.consistency.copying import copy_of, frozen_copy
 from cdeq.consistency.correction import LearnedCorrection
+from cdeq.consistency.deployment import described_input, export_student
 from cdeq.consistency.features import TimeHead, feature_axis_of
 from cdeq.consistency.groups import shared_tensors
 from cdeq.consistency.history import (
@@ -47,6 +48,7 @@ from cdeq.consistency.safeguard import GuardedAnderson
 from cdeq.consistency.saving import load_student, save_student
 from cdeq.consistency.solver import StudentSolver, like_start
 from cdeq.consistency.start import LearnedStart
+from cdeq.consistency.unrolling import UnrolledStudent
 from cdeq.consistency.weights import Deltas, mix_weights
 from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, tensors_of
@@ -113,6 +115,7 @@ class Student(nn.Module):
         self.plan: dict[float, int] = {}
         self.report: DistillationReport | None = None
         self.certificate: Certificate | None = None
+        self.example: dict[str, Any] | None = None
         self._fit_to(teacher)
 
     def _fit_to(self, teacher: nn.Module) -> None:
@@ -158,7 +161,9 @@ class Student(nn.Module):
             if recipe.changes_weights
             else (),
         )
-        return cls(teacher, recipe, shapes, start_network, correction)
+        student = cls(teacher, recipe, shapes, start_network, correction)
+        student.example = described_input(x)
+        return student
 
     @property
     def teacher(self) -> EquilibriumModel:
@@ -359,6 +364,28 @@ class Student(nn.Module):
         assert isinstance(history, AndersonHistory)
         mixing = Anderson(window=history.window, mixing=history.mixing, ridge=history.ridge)
         return StudentSolver(self, mixing)
+
+    def unrolled(self, steps: int, *, check: bool = True) -> UnrolledStudent:
+        """Its first `steps` steps as a plain module, for `torch.compile`: x to (output, residual)."""
+        return UnrolledStudent(self, steps, check=check)
+
+    def export(
+        self,
+        path: str | Path,
+        x: Input,
+        steps: int = 2,
+        *,
+        check: bool = True,
+        certified: bool = False,
+    ) -> list[Path]:
+        """Write the first `steps` steps as ONNX (`.onnx`) or for torch (`.pt2`): x to (output, residual).
+
+        `x`: an input to take the shapes from; the number of samples stays open, and for a causal model the lengths.
+        The residual is that of the state read out, and costs one more evaluation; without `check` it is left out.
+        `certified`: the state and the context, too, and beside the file another, `.step`, with the teacher's step, to
+        go on from there. Returns the files.
+        """
+        return export_student(self, path, x, steps, check=check, certified=certified)
 
     def solve(
         self,

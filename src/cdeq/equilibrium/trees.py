@@ -32,6 +32,16 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return [tensor for part in children(tree).values() for tensor in tensors_in(part)]
 
 
+def named_tensors(tree: Any, name: str) -> dict[str, Tensor]:
+    """The tensors of a tree by name, in order: `name`, or for a part of it `name_key`."""
+    if isinstance(tree, Tensor):
+        return {name: tree}
+    found: dict[str, Tensor] = {}
+    for key, part in children(tree).items():
+        found |= named_tensors(part, f"{name}_{key}" if name else str(key))
+    return found
+
+
 def map_tensors(function: Callable[..., Tensor], *trees: Any) -> Any:
     """The first tree with function(a, b, ...) in place of each tensor, b, ... from the same place in the others."""
     return map_leaves(lambda *x: function(*x) if isinstance(x[0], Tensor) else x[0], *trees)

@@ -154,7 +154,7 @@ class DEQTransformer(nn.Module):
         """The memory of a segment, or none; refuses one of other texts or of another model."""
         if tokens.ndim != 2:
             raise ValueError(f"tokens must be of shape (B, L), not {tuple(tokens.shape)}")
-        batch, width = len(tokens), self.width
+        batch, width = tokens.shape[0], self.width
         if not memory:
             return self.no_memory(batch)
         given = [tuple(part.shape) for part in memory]
@@ -220,8 +220,10 @@ class DEQTransformer(nn.Module):
         state, remembered = context.memory
         injected = context.injection[..., self.width : 3 * self.width]
         whole = (torch.cat((state, z), dim=1), torch.cat((remembered, injected), dim=1))
-        first = max(whole[0].shape[1] - self.memory, 0)
-        return tuple(part[:, first:].detach().contiguous() for part in whole)
+        size = whole[0].shape[1]
+        # Picked by index, not sliced: an exported model must not care whether there is more than it remembers.
+        last = torch.arange(torch.sym_max(size - self.memory, 0), size, device=z.device)
+        return tuple(part.detach().index_select(1, last) for part in whole)
 
     def start_network(self) -> nn.Module:
         """A causal convolution over the injection."""

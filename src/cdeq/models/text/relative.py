@@ -28,9 +28,8 @@ def shifted(scores: Tensor) -> Tensor:
 
     Row i moves left by L - 1 - i; what enters on the right belongs to later tokens and has no meaning.
     """
-    *leading, length, keys = scores.shape
-    padded = F.pad(scores, (1, 0)).reshape(*leading, keys + 1, length)
-    return padded[..., 1:, :].reshape(*leading, length, keys)
+    length, keys = scores.shape[-2:]
+    return F.pad(scores, (1, 0)).flatten(-2)[..., length:].unflatten(-1, (length, keys))
 
 
 def relative_attention(
@@ -43,7 +42,8 @@ def relative_attention(
     length, keys, scale = q.shape[-2], k.shape[-2], q.shape[-1] ** -0.5
     by_distance = (q + position_bias[:, None]) @ r.transpose(-1, -2) * scale
     if length > 1:  # a single token is the last one: all keys are before it, by falling distance
-        later = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(keys - length + 1)
+        places = torch.arange(keys, device=q.device)
+        later = places > places[keys - length :, None]
         by_distance = shifted(by_distance).masked_fill(later, -torch.inf)
     query = q + content_bias[:, None]
     if torch.is_grad_enabled() and any(

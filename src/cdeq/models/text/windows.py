@@ -15,9 +15,11 @@ def causal_windows(
     `before` (B, P, C) are tokens that went before x; zeros stand for those that are missing.
     """
     length, past = x.shape[1], (kernel - 1) * dilation
-    known = x if before is None else torch.cat((before[:, max(before.shape[1] - past, 0) :], x), 1)
-    if known.shape[1] < past + length:
-        known = F.pad(known, (0, 0, past + length - known.shape[1], 0))
+    earlier = (0, 0, past, 0)
+    if before is None:
+        known = F.pad(x, earlier)
+    else:
+        known = torch.cat((F.pad(before, earlier)[:, before.shape[1] :], x), dim=1)
     if length == dilation == 1:
         return known.flatten(1)[:, None]  # nothing to be cut
     return torch.cat([known[:, i : i + length] for i in range(0, past + 1, dilation)], dim=-1)

@@ -110,7 +110,7 @@ class MDEQ(nn.Module):
     def start(self, context: States) -> States:
         u = context[0]
         return tuple(
-            u.new_zeros(len(u), width, u.shape[2] >> i, u.shape[3] >> i)
+            u.new_zeros(u.shape[0], width, u.shape[2] >> i, u.shape[3] >> i)
             for i, width in enumerate(self.config["channels"])
         )
 

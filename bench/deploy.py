@@ -1,0 +1,186 @@
+"""What a student costs when it is put to use: eager, compiled, exported, under onnxruntime.
+
+    python bench/deploy.py [--threads 1] [--repeats 15] [--steps 2] [--folder runs/deploy] [--json FILE]
+
+The demos' students of the default recipe on images and text, trained first if they are not in the folder. One sample
+and 64, from input to output, all ways in turns in one run. Beside them the eager teacher under Anderson's method to a
+residual of 1e-3. "checked" also measures the teacher's residual of its answer, which is one more evaluation. Ratios are
+of CPU time, which a busy machine disturbs less than wall time (with one thread).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor
+
+from cdeq import Student, solve_model
+from cdeq.demo.run import distil_student, train_teacher
+from cdeq.demo.tasks import DEMO_TASKS
+from cdeq.evaluation import median_times
+from common import Measurement, Options, markdown_table
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before onnxruntime is imported
+
+TOL, MOST = 1e-3, 100
+RECIPE = "corrected"
+OVER_EAGER, OVER_TEACHER = 0.7, 8.0
+"""At one sample: the compiled or exported student's CPU time over the eager one's, and the teacher's over its."""
+TEACHER, EAGER = "teacher, Anderson to 1e-3", "student"
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions(Options):
+    steps: int = 2
+    """Of the student."""
+    tasks: tuple[str, ...] = ("images", "text")
+    batches: tuple[int, ...] = (1, 64)
+    compile: bool = True
+    """Time the compiled student, too; compiling takes minutes on a busy machine."""
+    folder: Path = Path("runs/deploy")
+    """Where teachers and students are kept."""
+
+
+def demo_student(task: str, folder: Path) -> tuple[Student, Tensor]:
+    """The demo's student of the default recipe, and its test inputs."""
+    data = DEMO_TASKS[task](0)
+    inputs = torch.cat([x for x, _ in data.test])
+    saved = folder / task / f"student-{RECIPE}"
+    if not (saved / "config.json").is_file():
+        (folder / task).mkdir(parents=True, exist_ok=True)
+        teacher, _ = train_teacher(data, folder / task / "teacher", 0, True)
+        made = distil_student(data, teacher, RECIPE, folder / task / f"distil-{RECIPE}", 0, True)
+        made.save(saved)
+    return Student.load(saved), inputs
+
+
+def teacher_answer(student: Student, x: Tensor) -> tuple[Tensor, int]:
+    """What the teacher says at its equilibrium, and the evaluations that finding it takes."""
+    context = student.teacher.inject(x)
+    found = solve_model(student.teacher, context, tol=TOL, max_steps=MOST)
+    return student.teacher.readout(found.state, context), found.evaluations
+
+
+def session_of(path: Path, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def ways(student: Student, x: Tensor, files: Path, options: DeployOptions) -> dict[str, Work]:
+    """Each way of answering `x`; the files are written for the first batch and serve all."""
+    steps = options.steps
+    works: dict[str, Work] = {
+        TEACHER: partial(teacher_answer, student, x),
+        EAGER: partial(student, x, steps=steps),
+    }
+    unrolled = {"": student.unrolled(steps, check=False), ", checked": student.unrolled(steps)}
+    if options.compile:
+        works["compiled"] = partial(torch.compile(unrolled[""], fullgraph=True, dynamic=False), x)
+    for name, check in (("", False), (", checked", True)):
+        works[f"unrolled{name}"] = partial(unrolled[name], x)
+        path = files / f"student{name[2:]}.onnx"
+        if not path.exists():
+            student.export(path, x, steps, check=check)
+        run = session_of(path, options.threads).run
+        works[f"onnxruntime{name}"] = partial(run, None, {"x": x.numpy()})
+    path = files / "student.pt2"
+    if not path.exists():
+        student.export(path, x, steps, check=False)
+    works["exported, .pt2"] = partial(torch.export.load(path).module(), x)
+    return works
+
+
+@torch.no_grad()
+def measure(task: str, options: DeployOptions) -> list[dict[str, Any]]:
+    """A row for each batch size and way."""
+    student, inputs = demo_student(task, options.folder)
+    rows = []
+    with tempfile.TemporaryDirectory() as files:
+        for batch in options.batches:
+            x = inputs[:batch].contiguous()
+            works = ways(student, x, Path(files), options)
+            timed = {name: partial(lambda work: work, work) for name, work in works.items()}
+            times = median_times(timed, options.repeats)
+            cpu = {name: spent for name, (_, spent) in times.items()}
+            expected = works[EAGER]()
+            for name, work in works.items():
+                answer = work()
+                output = answer if isinstance(answer, Tensor) else torch.as_tensor(answer[0])
+                rows.append(
+                    {
+                        "task": task,
+                        "batch": batch,
+                        "way": name,
+                        "seconds": times[name][0],
+                        "cpu_seconds": cpu[name],
+                        "over_student": cpu[name] / cpu[EAGER],
+                        "teacher_over": cpu[TEACHER] / cpu[name],
+                        "difference": float((output - expected).abs().max()),
+                        "evaluations": answer[1] if name == TEACHER else None,
+                    }
+                )
+    return rows
+
+
+def verdicts(rows: list[dict[str, Any]]) -> list[str]:
+    """Whether the targets are met, at one sample."""
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        fast = [
+            row
+            for row in rows
+            if (row["task"], row["batch"]) == (task, 1)
+            and row["way"] in ("compiled", "onnxruntime", "exported, .pt2")
+        ]
+        if not fast:
+            continue
+        best = min(fast, key=lambda row: row["cpu_seconds"])
+        lines.append(
+            f"{task}: {best['way']} takes {best['over_student']:.2f} of the eager student (target "
+            f"{OVER_EAGER}), and is {best['teacher_over']:.1f} times faster than the teacher (target "
+            f"{OVER_TEACHER:g})."
+        )
+    return lines
+
+
+def main() -> None:
+    options = tyro.cli(DeployOptions, description=__doc__)
+    measurement = Measurement(options)
+    rows = [row for task in options.tasks for row in measure(task, options)]
+    header = ["way", "task", "samples", "ms", "CPU ms", "of the eager student", "teacher over it"]
+    table = markdown_table(
+        f"A student at {options.steps} steps, put to use",
+        header,
+        [
+            [
+                row["way"],
+                row["task"],
+                str(row["batch"]),
+                f"{1e3 * row['seconds']:.2f}",
+                f"{1e3 * row['cpu_seconds']:.2f}",
+                f"{row['over_student']:.2f}",
+                f"{row['teacher_over']:.1f}",
+            ]
+            for row in rows
+        ],
+    )
+    shown = "\n".join([table, *verdicts(rows)])
+    print(shown)
+    measurement.finish(rows, shown + "\n", steps=options.steps, tol=TOL)
+
+
+if __name__ == "__main__":
+    main()
