@@ -189,7 +189,7 @@ def test_the_library_alone_says_what_reproduce_needs(monkeypatch, capsys):
             f"cdeq: `{command}` needs the experiments, which are not part of this package: "
             "`pip install ./experiments` in a checkout of the repository\n"
         )
-    assert "{demo,generate,export}" in helped(capsys)
+    assert "{demo,generate,export,zoo}" in helped(capsys)
 
 
 def test_the_version(capsys):
