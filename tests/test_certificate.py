@@ -206,6 +206,17 @@ def test_a_damaged_certificate_is_refused(tmp_path, change):
         Student.load(tmp_path, teacher=Linear)
 
 
+def test_of_many_samples_quantiles_are_kept():
+    values = numbers(5000)
+    found = scores.Scores(values.abs(), {"start": values}).certificate(0.9)
+    assert found.samples == 5000
+    kept = found.quantiles["start"]
+    assert len(kept) == scores.KEPT
+    assert (kept[0], kept[-1]) == (float(values.min()), float(values.max()))
+    few = scores.Scores(values.abs()[:40], {"start": values[:40]}).certificate(0.9)
+    assert list(few.quantiles["start"]) == sorted(values[:40].tolist())
+
+
 def test_a_certificate_survives_json():
     made = Certificate(confidence=0.9, samples=20, factor=1.5, quantiles={"start": (0.0, 1.0)})
     assert Certificate.from_dict(json.loads(json.dumps(made.to_dict()))) == made
