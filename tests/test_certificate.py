@@ -169,6 +169,16 @@ def test_features_that_do_not_belong_to_samples_are_not_looked_at():
     assert set(features_of(residual[:1], own, start, batched=False)) == {"residual", "start"}
 
 
+def test_noise_shows_in_the_roughness_and_ties_are_no_drift():
+    smooth = torch.linspace(0, 1, 16).expand(40, 3, 4, 16) + numbers(40, 1, 1, 1).float()
+    start, residual = torch.ones(40, 2), torch.ones(40)
+    features = features_of(residual, smooth, start, batched=True)
+    certificate = scores.Scores(torch.ones(40), features).certificate(0.9)
+    assert not certificate.unlike(residual, smooth, start, batched=True).any()
+    noisy = smooth + 0.1 * numbers(*smooth.shape, seed=2).float()
+    assert certificate.unlike(residual, noisy, start, batched=True).all()
+
+
 # Saving
 
 
