@@ -169,6 +169,16 @@ def test_features_that_do_not_belong_to_samples_are_not_looked_at():
     assert set(features_of(residual[:1], own, start, batched=False)) == {"residual", "start"}
 
 
+def test_noise_shows_in_the_roughness_and_ties_are_no_drift():
+    smooth = torch.linspace(0, 1, 16).expand(40, 3, 4, 16) + numbers(40, 1, 1, 1).float()
+    start, residual = torch.ones(40, 2), torch.ones(40)
+    features = features_of(residual, smooth, start, batched=True)
+    certificate = scores.Scores(torch.ones(40), features).certificate(0.9)
+    assert not certificate.unlike(residual, smooth, start, batched=True).any()
+    noisy = smooth + 0.1 * numbers(*smooth.shape, seed=2).float()
+    assert certificate.unlike(residual, noisy, start, batched=True).all()
+
+
 # Saving
 
 
@@ -204,6 +214,17 @@ def test_a_damaged_certificate_is_refused(tmp_path, change):
     path.write_text(json.dumps(config))
     with pytest.raises(cdeq.StudentFolderError, match="does not describe a student"):
         Student.load(tmp_path, teacher=Linear)
+
+
+def test_of_many_samples_quantiles_are_kept():
+    values = numbers(5000)
+    found = scores.Scores(values.abs(), {"start": values}).certificate(0.9)
+    assert found.samples == 5000
+    kept = found.quantiles["start"]
+    assert len(kept) == scores.KEPT
+    assert (kept[0], kept[-1]) == (float(values.min()), float(values.max()))
+    few = scores.Scores(values.abs()[:40], {"start": values[:40]}).certificate(0.9)
+    assert list(few.quantiles["start"]) == sorted(values[:40].tolist())
 
 
 def test_a_certificate_survives_json():

@@ -24,7 +24,7 @@ FLOOR = 1e-5
 """Estimates below this are taken for this: there rounding has a share in all that is measured."""
 MARGIN = 0.25
 """How far past the calibrated range, in its own widths, an input may lie."""
-DRIFT = 5.0
+DRIFT = 4.0
 """Standard errors by which the mean rank of a batch among the calibrated inputs may be off."""
 
 TOLERATED = 0.02
@@ -70,8 +70,10 @@ class Certificate:
                 continue
             table = torch.tensor(known, dtype=torch.float64, device=values.device)
             slack = MARGIN * (table[-1] - table[0]) + 1e-6
-            ranks = torch.searchsorted(table, values.contiguous()) / len(table)
-            drift = float((ranks.mean() - 0.5) * math.sqrt(12 * len(ranks)))
+            values = values.contiguous()
+            sides = [torch.searchsorted(table, values, right=right) for right in (False, True)]
+            rank = float((sides[0] + sides[1]).double().mean()) / (2 * len(table))
+            drift = (rank - 0.5) / math.sqrt((1 / len(values) + 1 / self.samples) / 12)
             unlike |= values > table[-1] + slack
             if name != "residual":  # a nearer start is no reason to doubt
                 unlike |= values < table[0] - slack
@@ -103,7 +105,11 @@ class Certificate:
 def features_of(
     residual: Tensor, context: Context, start: State, batched: bool
 ) -> dict[str, Tensor]:
-    """What is looked at in each input, (B,), as logarithms: the start's residual, its norm, that of the context."""
+    """What is looked at in each input, (B,), as logarithms.
+
+    The start's residual and norm, the norm of the context, and its roughness: how much it changes from one position to
+    the next, which is where noise shows.
+    """
     found = {"residual": residual, "start": sample_norms(start, batched)}
     count = len(tensors_of(start)[0])
     own = [
@@ -113,6 +119,8 @@ def features_of(
     ]
     if batched and own and all(len(tensor) == count for tensor in own):
         found["context"] = torch.stack([sample_norms(tensor) for tensor in own]).norm(dim=0)
+        steps = [sample_norms(tensor.diff(dim=-1 if tensor.ndim == 4 else 1)) for tensor in own]
+        found["roughness"] = torch.stack(steps).norm(dim=0) / found["context"].clamp_min(1e-30)
     return {name: values.double().clamp_min(1e-300).log() for name, values in found.items()}
 
 

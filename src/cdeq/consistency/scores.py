@@ -35,6 +35,9 @@ LONGEST = 300
 EXACT, EXACT_STEPS = 1e-9, 3000
 """Estimated error and budget of the equilibria that distances are measured to."""
 
+KEPT = 257
+"""Quantiles of each feature that are kept, smallest and largest among them."""
+
 
 class Scored(NamedTuple):
     """A batch of solves: what was estimated and what was true after each evaluation, (K, B), and its features."""
@@ -131,13 +134,22 @@ class Scores(NamedTuple):
         factor = conformal_quantile(self.ratios, confidence)
         if not math.isfinite(factor):
             return None
-        known = {name: values.sort().values for name, values in self.features.items()}
+        known = {name: _quantiles(values) for name, values in self.features.items()}
         return Certificate(
             confidence=confidence,
             samples=len(self.ratios),
             factor=factor,
             quantiles={name: tuple(values.tolist()) for name, values in known.items()},
         )
+
+
+def _quantiles(values: Tensor) -> Tensor:
+    """The values in order, or as many quantiles as are worth keeping."""
+    if len(values) > KEPT:
+        values = values.quantile(
+            torch.linspace(0, 1, KEPT, dtype=values.dtype, device=values.device)
+        )
+    return values.sort().values
 
 
 def scores_on(student: Student, inputs: list[Any]) -> Scores:

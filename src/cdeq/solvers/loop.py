@@ -6,7 +6,7 @@ Shapes: B samples, n of them at work, D numbers in each sample.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -164,8 +164,8 @@ def solve(
                 continue
             assert select is not None
             if may_select := _is_row_by_row(select, now, (z, fz), layout):
-                if now is whole:
-                    whole = rows_of_memory(now, now.index)  # a copy
+                if now is whole:  # from now on a copy of the batch, without its memories
+                    whole = rows_of_memory(replace(now, memory=None, known=None), now.index)
                 now.write_to(whole)
                 now = rows_of_memory(now, rows)
                 f, layout, all_active = select(now.index), layout.resized(len(rows)), True
