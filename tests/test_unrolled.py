@@ -53,6 +53,7 @@ def same_as_step_by_step(student, x, steps, atol=1e-5):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODELS, *OTHERS])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_it_is_the_student(name, recipe):
@@ -144,7 +145,8 @@ def test_the_compiler_takes_steps_and_rollout_whole(name, recipe):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")  # torch's own call
+@pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")  # of torch's own calls
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 def test_the_compiler_of_this_machine_gives_the_same_numbers(monkeypatch):
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # no pool of processes
     student, x = student_of("Tanh", "anchored"), inputs(1)
