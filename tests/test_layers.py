@@ -19,6 +19,7 @@ PAGE = (ROOT / "docs" / "layout.md").read_text()
 ORDER = (
     "files",
     "labels",
+    "hub",
     "equilibrium",
     "export",
     "solvers",
@@ -36,7 +37,16 @@ ORDER = (
     "__main__",
 )
 """Folders and modules of the library; each imports only from those before it."""
-HEAVY = ("matplotlib", "pandas", "sklearn", "jinja2", "torch_geometric", "datasets", "PIL")
+HEAVY = (
+    "matplotlib",
+    "pandas",
+    "sklearn",
+    "jinja2",
+    "torch_geometric",
+    "datasets",
+    "huggingface_hub",
+    "PIL",
+)
 """What `import cdeq` leaves to those who need it."""
 
 

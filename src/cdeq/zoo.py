@@ -113,9 +113,11 @@ def load_pretrained(name: str | Path, folder: str | Path | None = None) -> Stude
             )
         )
     try:
-        return Student.load(path).float()
+        student = Student.load(path).float()
     except StudentFolderError as error:
         raise ZooError(str(error)) from None
+    student.card = asdict(Card.read(path))
+    return student
 
 
 def write_pretrained(folder: Path, student: Student, card: Card, x: Input) -> Card:

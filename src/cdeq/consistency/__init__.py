@@ -6,11 +6,13 @@ from cdeq.consistency.recipes import RECIPES, Recipe, RecipeError
 from cdeq.consistency.saving import StudentFolderError
 from cdeq.consistency.student import Student
 from cdeq.export import ExportError
+from cdeq.hub import HubError
 
 __all__ = [
     "RECIPES",
     "CertifiedSolution",
     "ExportError",
+    "HubError",
     "Recipe",
     "RecipeError",
     "Student",

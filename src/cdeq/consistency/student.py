@@ -46,6 +46,7 @@ from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.report import DistillationReport
 from cdeq.consistency.safeguard import GuardedAnderson
 from cdeq.consistency.saving import load_student, save_student
+from cdeq.consistency.sharing import fetch_student, push_student, share_student
 from cdeq.consistency.solver import StudentSolver, like_start
 from cdeq.consistency.start import LearnedStart
 from cdeq.consistency.unrolling import UnrolledStudent
@@ -116,6 +117,7 @@ class Student(nn.Module):
         self.report: DistillationReport | None = None
         self.certificate: Certificate | None = None
         self.example: dict[str, Any] | None = None
+        self.card: dict[str, Any] | None = None
         self._fit_to(teacher)
 
     def _fit_to(self, teacher: nn.Module) -> None:
@@ -457,6 +459,45 @@ class Student(nn.Module):
     def load(cls, folder: str | Path, teacher: nn.Module | type | None = None) -> Student:
         """Read a saved student; `teacher`: its class, or an instance to fill, if the class cannot be imported."""
         return load_student(cls, Path(folder), teacher)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """`save`, with a model card, README.md, beside it; a README.md of your own is kept."""
+        share_student(self, Path(folder))
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload to the Hugging Face hub, as `owner/name`; returns the address of the commit.
+
+        `options` are huggingface_hub's: private, token, branch, commit_message, create_pr.
+        """
+        return push_student(self, repo_id, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder_or_repo: str | Path,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+        teacher: nn.Module | type | None = None,
+    ) -> Student:
+        """A student from a folder, or from a repository `owner/name` of the Hugging Face hub.
+
+        `revision`: a branch, a tag or a commit. No code of a repository is run: a teacher whose class is not cdeq's is
+        refused, unless you pass the class, or an instance to fill, as `teacher`.
+        """
+        return fetch_student(
+            cls,
+            folder_or_repo,
+            teacher,
+            revision=revision,
+            cache_dir=cache_dir,
+            token=token,
+            local_files_only=local_files_only,
+            force_download=force_download,
+        )
 
 
 def _chosen(

@@ -13,6 +13,7 @@ from cdeq.data.embedded import (
 from cdeq.data.folders import MissingDataError, data_folder
 from cdeq.data.graph_sets import GRAPH_SETS, is_graph_available, load_graph
 from cdeq.data.graphs import Graph, NodeTask, nearest_neighbours, normalised_adjacency
+from cdeq.data.huggingface import from_hf
 from cdeq.data.image_folders import IMAGENET_STANDARD, FolderBatches, FolderImages
 from cdeq.data.image_sets import (
     IMAGE_SETS,
@@ -25,7 +26,7 @@ from cdeq.data.images import Augmentation, Images, ImageSet, Standard
 from cdeq.data.npz_graphs import read_npz_graph
 from cdeq.data.ogb import read_ogb
 from cdeq.data.planetoid import read_planetoid
-from cdeq.data.pyg import from_pyg
+from cdeq.data.pyg import from_pyg, pyg_batch
 from cdeq.data.text import Corpus, Streams, Vocabulary
 from cdeq.data.text_sets import (
     TEXT_SETS,
@@ -61,6 +62,7 @@ __all__ = [
     "data_folder",
     "digits_graph",
     "digits_images",
+    "from_hf",
     "from_pyg",
     "is_graph_available",
     "is_image_set_available",
@@ -72,6 +74,7 @@ __all__ = [
     "nearest_neighbours",
     "normalised_adjacency",
     "pydoc_text",
+    "pyg_batch",
     "read_class_folders",
     "read_npz_graph",
     "read_ogb",

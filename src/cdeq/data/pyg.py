@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdeq.data.graphs import NodeTask, mask_of, node_task
+from cdeq.data.graphs import Graph, NodeTask, mask_of, node_task
 from cdeq.data.sparse import SparseMatrix, csr_from_entries
 
 
@@ -26,6 +26,32 @@ def from_pyg(data: Any, *, split: tuple[Tensor, Tensor, Tensor] | None = None) -
     masks = _masks(data) if split is None else split
     train, valid, test = (_as_mask(mask, nodes) for mask in masks)
     return node_task(edges, _features(features), labels, (train, valid, test))
+
+
+def is_pyg(batch: Any) -> bool:
+    """Whether this is a `Data`, or several as one `Batch`."""
+    return any(kind.__module__.startswith("torch_geometric.data") for kind in type(batch).__mro__)
+
+
+def pyg_batch(data: Any) -> tuple[Graph, Tensor | None]:
+    """A `Data`, or a `Batch` of a torch_geometric loader, as a batch (x, y): its graph, and a label for each node.
+
+    With a train_mask only its nodes have labels, the others -100, which no loss counts. Without y there are none.
+    """
+    features, edges = _tensor(data, "x"), _tensor(data, "edge_index")
+    nodes, labels = features.shape[0], getattr(data, "y", None)
+    everywhere = torch.ones(nodes, dtype=torch.bool, device=features.device)
+    known = torch.where(everywhere, -100, 0) if labels is None else _tensor(data, "y")
+    if known.shape not in ((nodes,), (nodes, 1)):
+        raise ValueError(
+            f"y must be a class for each of the {nodes} nodes, not {tuple(known.shape)}; "
+            "without labels of nodes, set it to None"
+        )
+    task = node_task(edges, _features(features), known.reshape(nodes), (everywhere,) * 3)
+    if labels is None:
+        return task.graph, None
+    mask = getattr(data, "train_mask", None)
+    return task.labelled(everywhere if mask is None else _as_mask(mask, nodes))
 
 
 def _tensor(data: Any, name: str) -> Tensor:

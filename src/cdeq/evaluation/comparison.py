@@ -9,6 +9,7 @@ from torch import nn
 
 from cdeq.consistency.copying import frozen_copy
 from cdeq.consistency.student import Student
+from cdeq.data.pyg import is_pyg
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
 from cdeq.equilibrium.states import State
 from cdeq.equilibrium.trees import map_tensors
@@ -120,6 +121,11 @@ def _named_students(
 
 def _placed(batch: Any, model: Any) -> Batch:
     """The input and labels of a batch, where the model's weights are."""
+    if is_pyg(batch) and getattr(batch, "train_mask", None) is not None:
+        raise ValueError(
+            "a graph with a train_mask: say which nodes to score, as [task.labelled(task.test)] with "
+            "task = cdeq.data.from_pyg(data)"
+        )
     x, y = split_batch(batch)
     weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     if weight is None:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from cdeq.data.huggingface import is_table
+from cdeq.data.pyg import is_pyg, pyg_batch
 from cdeq.equilibrium.trees import children, is_named_tuple
 from cdeq.trajectories.sparse import dense_pieces, from_pieces
 
@@ -77,6 +79,13 @@ def check_loader(loader: Any) -> None:
         raise TypeError(
             f"a tensor {tuple(loader.shape)} is one batch: give a loader, or a list of batches, [x] or [(x, y)]"
         )
+    if is_pyg(loader):
+        raise TypeError("a graph is one batch: give a loader, or a list of batches, [data]")
+    if is_table(loader):
+        raise TypeError(
+            "a table of Hugging Face gives single rows: say which columns are input and labels, as "
+            "cdeq.data.from_hf(table, x='image', y='label', batch_size=64)"
+        )
     if isinstance(loader, Dataset):
         raise TypeError(
             f"a {type(loader).__name__} gives single samples: batch them, DataLoader(dataset, batch_size=64)"
@@ -93,7 +102,12 @@ def check_loader(loader: Any) -> None:
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
-    """A loader's batch as (x, y): two elements are (x, y), one is (x,), all else is x itself."""
+    """A loader's batch as (x, y): two elements are (x, y), one is (x,), all else is x itself.
+
+    A graph of torch_geometric is a pair, too: see `pyg_batch`.
+    """
+    if is_pyg(batch):
+        return pyg_batch(batch)
     if type(batch) in (tuple, list) and len(batch) in (1, 2):
         return batch[0], batch[1] if len(batch) == 2 else None
     return batch, None
