@@ -1,6 +1,6 @@
 """Tokens per second of a language model and its student, with and without the cache.
 
-    python bench/generation.py [runs/models/wikitext-2] [--tokens 100] [--steps 1 2] [--repeats 15] [--json FILE]
+    python bench/generation.py [zoo/deq-transformer-wikitext2] [--tokens 100] [--steps 1 2] [--repeats 15] [--json FILE]
 
 A folder is what `cdeq reproduce table1` keeps of a text: a student, its teacher, its words. All methods write after the
 same prompt, which fills the memory and is not timed, in one run, taking turns. On a busy machine the ratios of CPU time
@@ -27,7 +27,7 @@ TARGETS = {"times_teacher": 5.0, "times_cached_teacher": 3.0}
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(Options):
-    folder: tyro.conf.Positional[Path] = Path("runs/models/wikitext-2")
+    folder: tyro.conf.Positional[Path] = Path("zoo/deq-transformer-wikitext2")
     """A saved student of a language model with its vocabulary.json."""
     tokens: int = 100
     """How many words are written and timed at a time."""

@@ -15,7 +15,7 @@ import tyro
 from cdeq.cli import check_counts, wide_console
 from cdeq_experiments.options import ExperimentError, Options, silent
 
-Tables = Literal["table1", "table2", "table3", "inductive", "teachers"]
+Tables = Literal["table1", "table2", "table3", "zoo", "inductive", "teachers"]
 Figures = Literal["residuals", "cost", "overhead", "certified"]
 Paper = Literal[
     "solvers", "history", "lambdas", "modules", "window", "gamma-rho", "beta", "time-map"

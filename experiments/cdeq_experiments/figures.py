@@ -133,12 +133,9 @@ def overhead_of(suite: Suite, name: str) -> dict[str, float]:
 def update_seconds(log: Path) -> float:
     """Median seconds of an update, from the log of a training."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    gaps = [
-        (b["seconds"] - a["seconds"]) / (b["update"] - a["update"])
-        for a, b in pairwise(lines)
-        if b["update"] > a["update"] and b["seconds"] > a["seconds"]
-    ]
-    return statistics.median(gaps) if gaps else float("nan")
+    pairs = [(b["seconds"] - a["seconds"], b["update"] - a["update"]) for a, b in pairwise(lines)]
+    # The seconds begin anew where a training was resumed.
+    return statistics.median([s / n for s, n in pairs if s > 0] or [float("nan")])
 
 
 # Certified solving.

@@ -9,14 +9,14 @@ from cdeq_experiments.figures import FIGURES
 from cdeq_experiments.inductive import INDUCTIVE
 from cdeq_experiments.options import Options
 from cdeq_experiments.suites import make_suites
-from cdeq_experiments.tables import TABLES, Experiment
+from cdeq_experiments.tables import TABLES, ZOO, Experiment
 from cdeq_experiments.teachers import TEACHERS
 
 RESIDUALS, *REST = FIGURES
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        *(*TABLES, INDUCTIVE, TEACHERS, RESIDUALS),
+        *(*TABLES, ZOO, INDUCTIVE, TEACHERS, RESIDUALS),
         *(ablation.experiment() for ablation in ABLATIONS),
         *REST,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import resources
 from itertools import groupby
@@ -19,7 +19,7 @@ import torch
 from cdeq import evaluation
 from cdeq.evaluation import Explicit, Method, Results, Row, TeacherResult
 from cdeq_experiments.configs import table_configs
-from cdeq_experiments.configs.base import Kind, SuiteConfig
+from cdeq_experiments.configs.base import KINDS, Kind, SuiteConfig
 from cdeq_experiments.entries import SOLVED, entries_of, recordings_of
 from cdeq_experiments.jobs import Job, run_jobs
 from cdeq_experiments.options import ExperimentError, Options
@@ -175,4 +175,13 @@ def _table(name: str, kind: Kind) -> Experiment:
     return Experiment(name=name, layout="table", more=same_equilibrium, publish=True, **given)
 
 
+def pretrained_configs(scale: str) -> list[SuiteConfig]:
+    """All data sets, each with its teacher, its default student and plain iteration alone."""
+    every = [replace(c, seeded_teacher=False) for kind in KINDS for c in table_configs(kind, scale)]
+    kept = [{"corrected": c.students["corrected"]} for c in every]
+    return [c.with_students(s, c.counts, ("picard",)) for c, s in zip(every, kept, strict=True)]
+
+
+ZOO = replace(_table("zoo", "text"), configs=pretrained_configs)
+"""What the zoo is made by: teachers and students as folders with a card, in runs/models."""
 TABLES = (_table("table1", "text"), _table("table2", "images"), _table("table3", "graph"))

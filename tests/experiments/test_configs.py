@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from cdeq.training import few_step_teaching
 from cdeq_experiments import cli
 from cdeq_experiments.ablations import ABLATIONS
 from cdeq_experiments.configs import SUITES, figure_configs, select, table_configs
-from cdeq_experiments.configs.base import CORRECTED, KINDS, few_step_teaching
+from cdeq_experiments.configs.base import CORRECTED, KINDS
 from cdeq_experiments.inductive import inductive_configs
 from cdeq_experiments.options import ExperimentError
 from cdeq_experiments.registry import EXPERIMENTS

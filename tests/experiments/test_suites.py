@@ -10,10 +10,10 @@ from builders import Cut, cut_at, options
 from cdeq.data import MissingDataError
 from cdeq.models import IGNN
 from cdeq.solvers import Picard, solve_model
+from cdeq.training import few_step_teaching
 from cdeq.training.task_loss import IGNORED, cross_entropy
 from cdeq.training.teaching import TeachingObjective
 from cdeq_experiments.configs import table_configs
-from cdeq_experiments.configs.base import few_step_teaching
 from cdeq_experiments.entries import entries_of, make_closed_form
 from cdeq_experiments.suites import graphs, images, make_suites, text
 from cdeq_experiments.suites.states import KeptStates, keep_state

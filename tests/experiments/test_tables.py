@@ -122,7 +122,7 @@ def test_scores_of_images_are_those_of_the_trained_models(reproduced):
 
 
 def test_text_is_generated_from_what_the_table_left(reproduced, tmp_path, capsys):
-    folder = reproduced("table1", *SEEDS) / "runs" / "models" / "steps"
+    folder = reproduced("table1", *SEEDS) / "runs" / "models" / "deq-transformer-steps"
     path = tmp_path / "speed.json"
     arguments = ["generate", str(folder), "--prompt", "w1 w2", "--tokens", "5", "--json", str(path)]
     assert cli.main(arguments) == 0

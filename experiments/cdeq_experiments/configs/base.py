@@ -13,9 +13,9 @@ from typing import Any, Literal
 from torch import nn
 
 from cdeq.consistency.recipes import Recipe
-from cdeq.gradients import Gradient, Phantom, Unrolled
-from cdeq.solvers import Anderson, Picard, Solver
-from cdeq.training import FitConfig, TeachConfig
+from cdeq.gradients import Phantom
+from cdeq.solvers import Anderson, Solver
+from cdeq.training import FitConfig, TeachConfig, few_step_teaching
 
 Kind = Literal["text", "images", "graph"]
 KINDS: tuple[Kind, ...] = ("text", "images", "graph")
@@ -152,6 +152,11 @@ class SuiteConfig:
     seeded_teacher: bool = False
     optional: bool = False
 
+    @property
+    def pretrained(self) -> str:
+        """The name of its teacher and student in the zoo."""
+        return f"{self.teacher.title}-{self.name.replace('-', '')}".lower()
+
     def with_students(
         self, students: Mapping[str, StudentConfig], counts: Counts, solvers: tuple[str, ...] = ()
     ) -> SuiteConfig:
@@ -267,19 +272,3 @@ def record_configs(endpoint: int, full: int) -> dict[str, RecordConfig]:
         "endpoint": RecordConfig(batches=endpoint, max_steps=40),
         "full": RecordConfig(batches=full, max_steps=30),
     }
-
-
-PHANTOM_STEPS = 5
-"""Evaluations that the gradient of a few-step model reaches back through."""
-
-
-def few_step_teaching(config: TeachConfig, steps: int) -> TeachConfig:
-    """How to train a model that is good after `steps` Picard steps: with the phantom gradient of the last five.
-
-    Up to five steps that gradient reaches back to the start: it is the unrolled one.
-    """
-    gradient: Gradient = Unrolled(steps=steps)
-    if steps > PHANTOM_STEPS:
-        gradient = Phantom(steps=PHANTOM_STEPS, damping=1.0)
-    before = max(steps - PHANTOM_STEPS, 1)
-    return replace(config, solver=Picard(), gradient=gradient, tol=0.0, depths=(before, before))

@@ -132,10 +132,9 @@ class Suite(ABC):
                 exact = limits.exact
                 keep(number, (solve(tol=exact, z0=found.state) if exact else found).state)
         scores = {name: metric.score(parts[name]) for name, metric in self.metrics.items()}
-        mean = {"steps": float(torch.cat(steps).mean())}
-        mean |= {"residual": float(torch.cat(residuals).mean())}
         within = (torch.cat(residuals) <= evaluation.CONVERGED).double()
-        return {**scores, **mean, "converged": float(within.mean())}
+        means = {"steps": torch.cat(steps), "residual": torch.cat(residuals), "converged": within}
+        return {**scores, **{name: float(values.mean()) for name, values in means.items()}}
 
     def score_method(
         self, method: Method, model: Model, equilibria: Any, counts: tuple[int, ...], told: Any
@@ -180,10 +179,10 @@ class Suite(ABC):
 
     def publish(self, results: Results) -> str:
         """The default student of the first seed as a folder of the zoo; a line about it."""
-        config, folder = self.config, self.options.runs.parent / "models" / self.config.name
+        config, folder = self.config, self.options.runs.parent / "models" / self.config.pretrained
         student, _ = self.train_student(config.students["corrected"], self.seeds[0])
         about = {"teaching": evaluation.described(config.teacher)}
-        card = evaluation.card_of(results, config.title, config.name, about)
+        card = evaluation.card_of(results, config.title, config.pretrained, about)
         write_pretrained(folder, student, card, self.sample_input())
         return f"the student is in {folder}"
 

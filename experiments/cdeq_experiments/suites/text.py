@@ -167,6 +167,6 @@ class TextSuite(Suite):
     def publish(self, results: Results) -> str:
         """With its words, so that it can generate."""
         told = super().publish(results)
-        folder = self.options.runs.parent / "models" / self.config.name
+        folder = self.options.runs.parent / "models" / self.config.pretrained
         self.corpus.vocabulary.to_json(folder / VOCABULARY)
         return f"{told}: see cdeq generate --help"

@@ -5,7 +5,7 @@ from cdeq.training.checkpoint import CheckpointError
 from cdeq.training.log import Progress, ProgressBar
 from cdeq.training.loop import FitConfig, fit
 from cdeq.training.parallel import is_main_process, process_group, process_rank
-from cdeq.training.teaching import TeachConfig, teach
+from cdeq.training.teaching import TeachConfig, few_step_teaching, teach
 
 __all__ = [
     "CheckpointError",
@@ -14,6 +14,7 @@ __all__ = [
     "ProgressBar",
     "TeachConfig",
     "batches_by_number",
+    "few_step_teaching",
     "fit",
     "is_main_process",
     "process_group",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from cdeq.equilibrium.contract import EquilibriumModel, check_contract
 from cdeq.equilibrium.memory import Segment, require_memory
 from cdeq.equilibrium.states import tensors_of
 from cdeq.gradients import Gradient, Phantom, Unrolled, jacobian_penalty, solve_with_gradient
-from cdeq.solvers import TOL, Anderson, Solver
+from cdeq.solvers import TOL, Anderson, Picard, Solver
 from cdeq.training.batches import Batches, batches_by_number
 from cdeq.training.draws import numbered_draws, numbered_generator
 from cdeq.training.log import Progress
@@ -137,3 +137,19 @@ def teach(
         title="teach",
     )
     model.eval()
+
+
+PHANTOM_STEPS = 5
+"""Evaluations that the gradient of a few-step model reaches back through."""
+
+
+def few_step_teaching(config: TeachConfig, steps: int) -> TeachConfig:
+    """How to train a model that is good after `steps` Picard steps: with the phantom gradient of the last five.
+
+    Up to five steps that gradient reaches back to the start: it is the unrolled one.
+    """
+    gradient: Gradient = Unrolled(steps=steps)
+    if steps > PHANTOM_STEPS:
+        gradient = Phantom(steps=PHANTOM_STEPS, damping=1.0)
+    before = max(steps - PHANTOM_STEPS, 1)
+    return replace(config, solver=Picard(), gradient=gradient, tol=0.0, depths=(before, before))
