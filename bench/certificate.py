@@ -178,7 +178,7 @@ def compaction(repeats: int, width: int = 256, batch: int = 128) -> dict[str, An
     g = torch.Generator().manual_seed(0)
     q, _ = torch.linalg.qr(torch.randn(width, width, generator=g))
     rate = torch.full((batch, 1, 1), 0.3)
-    rate[: batch // 10] = 0.9
+    rate[: batch // 10] = 0.85
     context = {"x": 0.1 * torch.randn(batch, 32, width, generator=g), "rate": rate}
     model = cdeq.from_functions(
         lambda z, c: c["rate"] * torch.tanh(z @ q) + c["x"],
