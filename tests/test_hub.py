@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -346,6 +349,22 @@ def test_a_readme_of_ones_own_is_kept(students, tmp_path):
     readme.write_text("# Mine")
     student.save_pretrained(tmp_path)
     assert readme.read_text() == "# Mine"
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_written(students, server, pushed, tmp_path, monkeypatch, no_plan):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "default"))
+    server.repos["me/digits"] = server.repos[REPO]
+    table = [{"pixels": inputs(), "label": torch.arange(6) % 3}]
+    names = {"cdeq": cdeq, "student": students["main"][0], "table": table, "teacher": Tanh()}
+    page = (Path(__file__).parents[1] / "docs" / "sharing.md").read_text()
+    monkeypatch.setattr(cdeq, "distill", partial(cdeq.distill, fit=cdeq.FitConfig(updates=1)))
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    require_same(names["again"], students["main"][0], images())
+    require_same(names["same"], students["v1"][0], images())
+    assert [call[0] for call in pushed] == ["create", "upload"]
 
 
 # Without the package.

@@ -100,9 +100,8 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def model_card(student: Student, name: str) -> str:
     """README.md in the hub's form: what the student is, how to load it, how it was made and how good it is."""
-    teacher, card = type(student.teacher), student.card or {}
-    title = f"{card.get('title', teacher.__name__)}, distilled by cdeq"
-    argument = "" if teacher.__module__.startswith("cdeq.") else f", teacher={teacher.__name__}"
+    card = student.card or {}
+    title = f"{card.get('title', type(student.teacher).__name__)}, distilled by cdeq"
     sections = [
         "---\nlibrary_name: cdeq\ntags:\n- cdeq\n- deep-equilibrium-model\n- distillation\n---",
         OURS,
@@ -110,7 +109,7 @@ def model_card(student: Student, name: str) -> str:
         "A deep equilibrium model, and a student of it that comes near its equilibrium in one or two evaluations. "
         "The residual of an answer can be measured, and the teacher inside finishes the solve where it is too large.",
         "```python\nfrom cdeq import Student\n\n"
-        f'student = Student.from_pretrained("{name}"{argument})\n'
+        f'student = Student.from_pretrained("{name}"{_teacher_argument(student.teacher)})\n'
         "output = student(x, steps=2)\n"
         "result = student.solve(x, tol=1e-3)  # result.output, result.residual, result.converged\n```",
         "## What it is",
@@ -118,6 +117,14 @@ def model_card(student: Student, name: str) -> str:
         *_scores(card),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _teacher_argument(teacher: Any) -> str:
+    """What `from_pretrained` must be given: nothing for a class of cdeq's, the class, or an instance to fill."""
+    kind = type(teacher)
+    if getattr(teacher, "config", None) is None:
+        return f", teacher={kind.__name__}(...)"
+    return "" if kind.__module__.startswith("cdeq.") else f", teacher={kind.__name__}"
 
 
 def _facts(student: Student, card: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
