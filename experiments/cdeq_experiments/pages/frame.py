@@ -92,7 +92,7 @@ def certified(own: pd.DataFrame) -> pd.DataFrame:
     parts = own["method"].str.partition(" to ")
     own = own.assign(who=parts[0], tolerance=parts[2])[parts[2] != ""]
     solver = own[own["who"] == "solver"].set_index("tolerance")["seconds"]
-    return own.assign(ratio=own["seconds"] / own["tolerance"].map(solver))
+    return own.assign(ratio=own["seconds"] / own["tolerance"].map(solver).astype(float))
 
 
 # What the paper reports.
