@@ -8,7 +8,7 @@ TASK ?= images
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick lint format docs bench bench-graphs bench-deploy results wheel clean
+.PHONY: demo test quick lint format docs bench bench-graphs bench-students bench-deploy results wheel clean
 
 $(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -63,6 +63,15 @@ bench-deploy: $(READY)
 	$(BIN)/python bench/deploy.py --json runs/bench/deploy.json
 	mkdir -p results/bench
 	cp runs/bench/deploy.* results/bench/
+
+# Students with defaults on maps that are not ours, where to spend a given time, certificates: half an hour.
+bench-students: $(READY)
+	$(BIN)/python bench/strangers.py --json runs/bench/strangers.json
+	$(BIN)/python bench/frontier.py --json runs/bench/frontier.json
+	$(BIN)/python bench/certificate.py --json runs/bench/certificate.json
+	$(BIN)/python bench/generation.py --json runs/bench/generation.json
+	mkdir -p results/bench
+	cp runs/bench/strangers.* runs/bench/frontier.* runs/bench/certificate.* runs/bench/generation.* results/bench/
 
 # An sdist, and from it a wheel, in dist/.
 wheel: $(READY)
