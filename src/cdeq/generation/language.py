@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from cdeq.consistency.student import Student
@@ -59,13 +60,16 @@ def printable(word: str) -> str:
 
 
 def load_text_student(folder: str | Path) -> tuple[Student, LanguageModel, Vocabulary]:
-    """A student of a language model, its teacher, and their words, as `cdeq reproduce table1` keeps them."""
+    """A student of a language model, its teacher, and their words, from the zoo or as `cdeq reproduce` keeps them."""
     folder = Path(folder)
     if not folder.is_dir():
         raise GenerationError(
-            f"there is no folder {folder}: `cdeq reproduce table1` makes one, in runs/models"
+            f"there is no folder {folder}: the repository has some in zoo/, and `cdeq reproduce zoo` makes them in "
+            "runs/models"
         )
     student = Student.load(folder)
+    if any(p.dtype == torch.float16 for p in student.parameters()):
+        student.float()  # stored in half precision, as those of the zoo, and computed in single
     try:
         teacher = require_language_model(student.teacher)
     except GenerationError as error:
