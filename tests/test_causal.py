@@ -82,7 +82,7 @@ def test_ring_buffers_give_what_the_differentiable_history_gives(window, mixing,
         torch.testing.assert_close(other, mixed, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(watched, other)
         z = mixed
-    assert guarded.trusted.all()
+    assert guarded[1].trusted.all()
 
 
 def test_causal_weights_are_for_sequences_of_causal_models_alone():
@@ -162,7 +162,7 @@ def test_the_safeguard_takes_a_position_back_for_what_is_before_it_alone(name, s
 
     def noted(self, *arguments):
         state, memory = usual(self, *arguments)
-        trusted.append(memory.trusted)
+        trusted.append(memory[1].trusted)
         return state, memory
 
     monkeypatch.setattr(GuardedAnderson, "guarded", noted)
@@ -193,8 +193,8 @@ def test_growth_takes_back_the_positions_after_it_alone(ruined, mixing):
         return states, memory, images
 
     (ours, calm, _), (theirs, taken, images) = rollout(1.0), rollout(1e4)
-    assert calm.trusted.all()
-    assert taken.trusted.tolist() == [[i < ruined for i in range(5)]]
+    assert calm[1].trusted.all()
+    assert taken[1].trusted.tolist() == [[i < ruined for i in range(5)]]
     for a, b in zip(ours, theirs, strict=True):
         assert torch.equal(a[:, :ruined], b[:, :ruined])
     # Taken back: all that is remembered is the best state, so that mixing gives its damped step.

@@ -70,7 +70,7 @@ def mix_contexts(teacher: Context, student: Context, c: float | Tensor) -> Conte
     What both share, what is not a dense floating tensor and what is not in a tree (such as a captured function)
     stays the teacher's.
     """
-    if teacher is student:
+    if not torch.compiler.is_compiling() and teacher is student:  # nothing to walk through
         return teacher
 
     def mix(a: Tensor, b: Tensor) -> Tensor:
