@@ -19,13 +19,14 @@ $(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/cdeq demo --task $(TASK)
 
-# Under xdist each worker computes on one thread: two would fight over the same cores.
+# Under xdist each worker computes on one thread: two would fight over the same cores. The tests of a file stay together:
+# they share what takes long to make.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 # Without what trains for long or starts processes.
 quick: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 # Not the README, whose code has its comments in a column.
 lint: $(READY)

@@ -22,9 +22,6 @@ from cdeq.trajectories import DamagedStore, StoreError
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
-# In one process: they share one demo.
-pytestmark = pytest.mark.xdist_group("demo")
-
 
 def cdeq(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}

@@ -17,8 +17,6 @@ pytest.importorskip("build")
 ROOT = Path(__file__).parents[1]
 FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 
-pytestmark = pytest.mark.xdist_group("wheel")
-
 
 def run(*words: object, cwd: Path) -> str:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
