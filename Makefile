@@ -8,7 +8,7 @@ TASK ?= images
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick lint format docs bench bench-graphs bench-students bench-deploy results wheel clean
+.PHONY: demo test release-test quick lint format docs bench bench-graphs bench-students bench-deploy results wheel clean
 
 $(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,9 +24,13 @@ demo: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
+# What is looked at before a release: the wheel alone, every kind of model exported and compiled. Some minutes.
+release-test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m release
+
 # Without what trains for long or starts processes.
 quick: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not release"
 
 # Not the README, whose code has its comments in a column.
 lint: $(READY)

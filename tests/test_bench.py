@@ -244,7 +244,7 @@ def test_bench_rollout_memory_has_a_row_for_each_way_of_differentiating(bench, m
     assert [line.split()[1] for line in lines[2:]] == ["full", "checkpointed", "truncated"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_bench_deploy_times_every_way_against_student_and_teacher(
     bench, tmp_path, monkeypatch, capsys
 ):

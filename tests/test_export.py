@@ -54,7 +54,7 @@ def close(ours, theirs):
     assert float((ours - theirs).abs().max()) <= 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("name", "recipe", "steps"), COVER)
 def test_onnx_gives_the_numbers_of_the_student(name, recipe, steps, tmp_path):
     student = student_of(name, recipe)
@@ -67,7 +67,7 @@ def test_onnx_gives_the_numbers_of_the_student(name, recipe, steps, tmp_path):
         close(found["residual"], student.unrolled(steps).named(x)["residual"])
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("name", "recipe", "steps"), [("text", "corrected", 2)])
 def test_pt2_gives_the_numbers_of_the_student(name, recipe, steps, tmp_path):
     student = student_of(name, recipe)
@@ -143,7 +143,7 @@ def test_the_example_finishes_a_solve_without_torch(certified, tmp_path):
         assert message in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_teachers_step_of_a_text_model_takes_any_lengths(tmp_path):
     student = student_of("memory", "warm_start")
     files = student.export(tmp_path / "s.pt2", MODELS["memory"].x(1), steps=1, certified=True)

@@ -144,7 +144,7 @@ def test_the_compiler_takes_steps_and_rollout_whole(name, recipe):
         torch.testing.assert_close(step(z, context), student.teacher.step(z, context))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")  # of torch's own calls
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 def test_the_compiler_of_this_machine_gives_the_same_numbers(monkeypatch):

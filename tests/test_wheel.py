@@ -15,6 +15,7 @@ import cdeq
 
 pytest.importorskip("build")
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.release
 FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 
 
