@@ -286,13 +286,11 @@ def _print_words(words: Iterable[str]) -> None:
 
 def zoo(options: Zoo) -> int:
     from cdeq.evaluation.cards import card_table, zoo_table
-    from cdeq.zoo import Card, pretrained_models, zoo_folder
+    from cdeq.zoo import Card, pretrained_folder, pretrained_models, zoo_folder
 
     console = wide_console(110)
     if options.name is not None:
-        cdeq.load_pretrained(options.name, options.folder)  # refuses what is not there
-        card = Card.read(zoo_folder(options.folder) / options.name)
-        console.print(card_table(card))
+        console.print(card_table(Card.read(pretrained_folder(options.name, options.folder))))
         return 0
     cards = pretrained_models(options.folder)
     if not cards:

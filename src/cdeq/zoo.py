@@ -23,13 +23,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from cdeq.consistency.saving import StudentFolderError
+from cdeq.consistency.sharing import CARD
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import Input
 from cdeq.files import atomic_write_bytes, atomic_write_text
 from cdeq.solvers.loop import solve_model
 from cdeq.trajectories.nesting import flatten, unflatten
 
-CARD, SAMPLE = "card.json", "sample.safetensors"
+SAMPLE = "sample.safetensors"
 SAMPLED_STEPS = (1, 2)
 """Steps after which the student's answers are kept in a sample."""
 
@@ -98,8 +99,8 @@ def pretrained_models(folder: str | Path | None = None) -> list[Card]:
     return [Card.read(one) for one in sorted(place.iterdir()) if (one / CARD).is_file()]
 
 
-def load_pretrained(name: str | Path, folder: str | Path | None = None) -> Student:
-    """A pretrained student, with its teacher in `student.teacher`, in single precision, ready for use."""
+def pretrained_folder(name: str | Path, folder: str | Path | None = None) -> Path:
+    """Where a pretrained model is; refuses one that is not there."""
     place = zoo_folder(folder)
     path = place / name
     if not (path / CARD).is_file():
@@ -112,6 +113,12 @@ def load_pretrained(name: str | Path, folder: str | Path | None = None) -> Stude
                 else "set CDEQ_ZOO to the zoo/ of a checkout of the repository"
             )
         )
+    return path
+
+
+def load_pretrained(name: str | Path, folder: str | Path | None = None) -> Student:
+    """A pretrained student, with its teacher in `student.teacher`, in single precision, ready for use."""
+    path = pretrained_folder(name, folder)
     try:
         student = Student.load(path).float()
     except StudentFolderError as error:
@@ -146,7 +153,7 @@ def sample_answers(student: Student, x: Input) -> dict[str, Tensor]:
 
 def check_pretrained(name: str, folder: str | Path | None = None) -> float:
     """The largest difference of today's answers from those in the sample, relative to the largest of these."""
-    student, place = load_pretrained(name, folder), zoo_folder(folder) / name
+    student, place = load_pretrained(name, folder), pretrained_folder(name, folder)
     try:
         kept = load_file(place / SAMPLE)
     except (OSError, SafetensorError) as error:

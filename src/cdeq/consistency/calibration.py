@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cdeq.consistency.certify import plan_handover
+from cdeq.consistency.parts import representative_tensor
 from cdeq.consistency.scores import certificate_on
 from cdeq.equilibrium.states import State, relative_distance
 from cdeq.equilibrium.trees import map_tensors
@@ -65,7 +66,7 @@ def calibrate(
     """
     if confidence is not None and not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, not {confidence}")
-    device = _device_of(student)
+    device = representative_tensor(student.methods).device
     inputs: list[Any] = []
     for i, batch in enumerate(loader):
         if max_batches is not None and i >= max_batches:
@@ -81,11 +82,6 @@ def calibrate(
     if confidence is not None:
         student.certificate = certificate_on(student, inputs, confidence)
     return student.calibrated
-
-
-def _device_of(student: Student) -> torch.device:
-    tensors = (*student.methods.parameters(), *student.methods.buffers())
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def _chosen_clock(

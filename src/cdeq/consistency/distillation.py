@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cdeq.consistency.certify import plan_handover
 from cdeq.consistency.least_squares import fit_correction
 from cdeq.consistency.objective import DistillationObjective, StartObjective
-from cdeq.consistency.parts import check_teacher, try_teacher
+from cdeq.consistency.parts import check_teacher, representative_tensor, try_teacher
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.report import describe_distillation
 from cdeq.consistency.student import Student
@@ -156,7 +156,7 @@ def _record(
                 max_steps=max_steps,
                 tol=tol if recipe.store_mode == "endpoint" else 0.0,
                 mode=recipe.store_mode,
-                dtype=torch.promote_types(_first_tensor(teacher).dtype, torch.float32),
+                dtype=torch.promote_types(representative_tensor(teacher).dtype, torch.float32),
                 progress=progress,
             )
         except Exception as error:
@@ -180,7 +180,7 @@ class _Tried:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        device, tried = _first_tensor(self.teacher).device, False
+        device, tried = representative_tensor(self.teacher).device, False
         for batch in self.loader:
             if not tried:
                 x, _ = split_batch(batch)
@@ -201,7 +201,7 @@ def _fit_student(
     progress: bool | Progress | None,
 ) -> Student:
     rank, world = process_rank()
-    weight = _first_tensor(teacher)
+    weight = representative_tensor(teacher)
 
     def placed(batch: TrajectoryBatch) -> TrajectoryBatch:
         return batch.to(weight.device, weight.dtype)
@@ -297,12 +297,6 @@ def _check_labels(student: Student, task_loss: TaskLoss | None, batch: Trajector
             f"lambda_2 uses cross entropy, which takes classes, and the labels are {batch.y.dtype}: "
             "give a task_loss of your own, or set lambda_2 to 0"
         )
-
-
-def _first_tensor(teacher: nn.Module) -> Tensor:
-    """A tensor whose device and dtype stand for the teacher's; one of single precision if it has none."""
-    tensors = (*teacher.parameters(), *teacher.buffers())
-    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
 
 
 def target_precision(store: TrajectoryStore) -> float:

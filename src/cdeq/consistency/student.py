@@ -39,6 +39,7 @@ from cdeq.consistency.parts import (
     TeacherShapes,
     TimePoint,
     check_teacher,
+    representative_tensor,
     try_teacher,
     weights_in_use,
 )
@@ -122,8 +123,7 @@ class Student(nn.Module):
 
     def _fit_to(self, teacher: nn.Module) -> None:
         """Put the parts beside the teacher where its weights are, in their dtype; a teacher may have none."""
-        tensors = (*teacher.parameters(), *teacher.buffers())
-        like = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+        like = representative_tensor(teacher)
         for part in (self.time_heads, self.history, self.start_network, self.correction):
             if part is not None:
                 part.to(like.device, like.dtype)
