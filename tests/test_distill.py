@@ -155,7 +155,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(no_plan):
 
 # Every ablation learns
 
-QUICK = {"start_updates": 20}
+QUICK = {"start_updates": 20, "correction_updates": 10}
 OWN = {"states": "own", "augment_probability": 0.0, "depth": 3}
 ABLATIONS = [
     *(("paper", {"boundary": b}) for b in ("state", "weights")),
@@ -183,8 +183,8 @@ ABLATIONS = [
     ("corrected", QUICK | {"lambda_2": 0.1, "task_until": 1.0}),
     ("corrected", QUICK | {"history": "none", "window": 1, "safeguard": False}),
     *(("corrected", QUICK | {"backprop": b}) for b in ("checkpointed", "truncated")),
-    ("corrected", {"start": "teacher", "start_updates": 0}),
-    ("warm_start", QUICK),
+    ("corrected", QUICK | {"start": "teacher", "start_updates": 0}),
+    ("warm_start", {"start_updates": 20}),
 ]
 
 

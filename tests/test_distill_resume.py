@@ -8,7 +8,11 @@ from torch import nn
 from builders import Cut
 from cdeq import FitConfig, Recipe, TrajectoryStore, distill, record
 from cdeq.consistency.least_squares import fit_correction
-from cdeq.consistency.objective import DistillationObjective, StartObjective
+from cdeq.consistency.objective import (
+    CorrectionObjective,
+    DistillationObjective,
+    StartObjective,
+)
 from cdeq.training import CheckpointError
 from checks import read_log, same_tensors
 from teachers import OfferedStart, Tanh, batches
@@ -38,7 +42,7 @@ def interrupted(monkeypatch, at, **arguments):
 
 
 def corrected(**changes):
-    return Recipe.from_name("corrected", start_updates=6, depth=3, **changes)
+    return Recipe.from_name("corrected", start_updates=6, correction_updates=6, depth=3, **changes)
 
 
 @pytest.mark.slow
@@ -63,13 +67,21 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, 3, 4, 5])
-@pytest.mark.parametrize("name", ["corrected", "warm_start"])
-def test_a_run_interrupted_while_its_start_is_trained_goes_on(tmp_path, monkeypatch, name, at):
-    recipe = Recipe.from_name(name, start_updates=6, depth=3)
+@pytest.mark.parametrize(
+    ("recipe", "stage", "objective"),
+    [
+        (Recipe.from_name("warm_start", start_updates=6, depth=3), "start", StartObjective),
+        (corrected(), "start", StartObjective),
+        (corrected(), "correction", CorrectionObjective),
+    ],
+)
+def test_a_run_interrupted_in_a_first_stage_goes_on(
+    tmp_path, monkeypatch, recipe, stage, objective, at
+):
     call = {"teacher": Tanh(), "data": batches(), "recipe": recipe, "fit": SHORT}
     whole = distill(**call, folder=tmp_path / "whole")
     call["folder"] = folder = tmp_path / "cut"
-    forward = StartObjective.forward
+    forward = objective.forward
 
     def fatal(self, batch, update):
         if update == at:
@@ -77,20 +89,20 @@ def test_a_run_interrupted_while_its_start_is_trained_goes_on(tmp_path, monkeypa
         return forward(self, batch, update)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StartObjective, "forward", fatal)
+        patch.setattr(objective, "forward", fatal)
         with pytest.raises(Cut):
             distill(**call)
     assert not (folder / "checkpoint.safetensors").exists()
     seen = []
     with monkeypatch.context() as patch:
-        patch.setattr(StartObjective, "forward", lambda *a: seen.append(a[2]) or forward(*a))
+        patch.setattr(objective, "forward", lambda *a: seen.append(a[2]) or forward(*a))
         resumed = distill(**call)
-        assert seen == list(range(at - at % 2, 6))  # from the last checkpoint of the start
+        assert seen == list(range(at - at % 2, 6))  # from the last checkpoint of the stage
         assert same_weights(whole, resumed)
-        # A finished start is not trained again.
+        # A finished stage is not trained again.
         assert same_weights(whole, distill(**call))
         assert len(seen) == 6 - (at - at % 2)
-    for part in ("", "start"):
+    for part in ("", stage):
         ours, theirs = (
             load_file(f / part / "checkpoint.safetensors") for f in (folder, tmp_path / "whole")
         )
@@ -149,7 +161,7 @@ class Scaled(nn.Module):
     def gate(self, context, start):
         return None
 
-    def forward(self, r, gates):
+    def forward(self, r, z, gates):
         return self.scale * r
 
 

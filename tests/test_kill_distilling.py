@@ -33,7 +33,9 @@ def distilling(folder, store, recipe, updates, every):
     config = FitConfig(updates=updates, checkpoint_every=every, log_every=1, learning_rate=1e-2)
     data = TrajectoryStore.open(store)
     if recipe == "corrected":
-        recipe = Recipe.from_name(recipe, start_updates=updates, depth=2)
+        recipe = Recipe.from_name(
+            recipe, start_updates=updates, correction_updates=updates, depth=2
+        )
     student = distill(Tanh(), data, recipe=recipe, fit=config, folder=folder)
     student.save(folder / "student")
 

@@ -5,7 +5,12 @@ import torch
 from torch.nn.functional import gelu
 
 from cdeq.consistency.distillation import target_precision
-from cdeq.consistency.objective import DEFAULT_FLOOR, DistillationObjective, StartObjective
+from cdeq.consistency.objective import (
+    DEFAULT_FLOOR,
+    CorrectionObjective,
+    DistillationObjective,
+    StartObjective,
+)
 from checks import same_tensors
 from teachers import Pair, Ring, Tanh
 from test_objective import leaves, log_loss, same_gradients, setting
@@ -30,19 +35,22 @@ class LiteralCorrected:
             hidden @ self.w[f"{name}.outer.linear.weight"].T + self.w[f"{name}.outer.linear.bias"]
         )
 
-    def rollout(self, depth, truncated=False):
+    def rollout(self, depth, truncated=False, given=None):
+        """z_0 ... z_depth; each from the one before, or from `given` states."""
         block = {
             k.removeprefix("correction.blocks.0.").removesuffix(".linear.weight"): v
             for k, v in self.w.items()
             if k.startswith("correction")
         }
-        states = [self.start()]
+        states = [self.start() if given is None else given[0]]
         gate = torch.cat([self.u, states[0]], dim=1) @ block["gates"].T
-        gate = torch.tanh(gate + block["gates.linear.bias"])
+        gate = gate + block["gates.linear.bias"]
         for j in range(depth):
             z = states[-1].detach() if truncated and j else states[-1]
+            z = z if given is None else given[j]
             r = torch.tanh(z @ self.theta.T + self.u) - z
-            n = r @ block["linear"].T + (gate * (r @ block["enter"].T)) @ block["leave"].T
+            active = torch.relu(gate + z @ block["state_gates"].T)
+            n = r @ block["linear"].T + (active * (r @ block["enter"].T)) @ block["leave"].T
             states.append(z + r + self.w["gains"][j].double() * n)
         return states
 
@@ -63,6 +71,29 @@ def test_the_loss_of_corrected_steps(backprop, early):
     # Gains are of single precision.
     same_gradients(objective, loss, weights, expected, tolerance=1e-5)
     assert all(p.grad is not None for p in objective.student.trainable().values())
+
+
+def test_the_loss_of_the_correction_alone():
+    """Each corrected step of a rollout by itself: nothing before it is differentiated."""
+    whole, batch, teacher, _ = setting("corrected", depth=4, **PLAIN)
+    alone = CorrectionObjective(whole)
+    loss, _ = alone(batch, 0)
+    weights = leaves(whole)
+    literal = LiteralCorrected(teacher, weights, batch.x)
+    states = [z.detach() for z in literal.rollout(4)]
+    expected = sum(log_loss(z, batch.endpoint) for z in literal.rollout(4, given=states)[1:]) / 4
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-11)
+    trained = {name for name, _ in alone.named_parameters()}
+    assert trained == {"gains", *(n for n in trained if n.startswith("network."))}
+    loss.backward()
+    expected.backward()
+    for name, weight in whole.student.named_parameters():
+        if name.startswith(("correction.", "gains")):
+            torch.testing.assert_close(
+                weight.grad.double(), weights[name].grad.double(), rtol=1e-5, atol=1e-9
+            )
+        else:
+            assert weight.grad is None, name
 
 
 def test_early_weighs_the_steps_and_keeps_their_sum():
@@ -100,7 +131,7 @@ def test_a_leap_is_a_step_with_changed_weights_and_no_history():
     # The step after it is the teacher's own; it is the first that mixing knows of.
     f = torch.tanh(states[1] @ teacher.weight.T + literal.u)
     gates = student.correction.gate(literal.u, states[0])
-    n = student.gains[1] * student.correction(f - states[1], gates)
+    n = student.gains[1] * student.correction(f - states[1], states[1], gates)
     torch.testing.assert_close(states[2], f + n, rtol=1e-6, atol=1e-7)
 
 

@@ -19,7 +19,7 @@ CONFIG = FitConfig(updates=12, learning_rate=1e-2, log_every=1, checkpoint_every
 RECIPES = {
     "paper": Recipe.from_name("paper"),
     "mixed": Recipe.from_name("anchored", history="gru", schedule="learned", lambda_1=0.7, depth=4),
-    "corrected": Recipe.from_name("corrected", start_updates=8, depth=3),
+    "corrected": Recipe.from_name("corrected", start_updates=8, correction_updates=8, depth=3),
     "warm_start": Recipe.from_name("warm_start", start_updates=8, depth=3, leap=1),
 }
 

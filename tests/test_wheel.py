@@ -112,7 +112,7 @@ torch.manual_seed(0)
 teacher, x = Teacher(), torch.randn(8, 6)
 loader = [torch.randn(8, 6) for _ in range(2)]
 import cdeq
-usual, recipe = cdeq.distill, cdeq.Recipe.from_name("corrected", start_updates=5)
+usual, recipe = cdeq.distill, cdeq.Recipe.from_name("corrected", start_updates=5, correction_updates=5)
 cdeq.distill = lambda *a: usual(*a, recipe=recipe, fit=cdeq.FitConfig(updates=5))
 exec(open("five.py").read())
 assert bool(result.converged.all()) and logits.shape == (8, 3)
@@ -141,8 +141,11 @@ from cdeq.demo import tasks
 def graph(seed):
     task, few = tasks.graph(seed), FitConfig(updates=3)
     students = {name: replace(student, fit=few) for name, student in task.students.items()}
-    for name in ("warm_start", "corrected"):
-        students[name] = replace(students[name], changes={"start_updates": 3})
+    for name, fields in (
+        ("warm_start", ["start_updates"]),
+        ("corrected", ["start_updates", "correction_updates"]),
+    ):
+        students[name] = replace(students[name], changes=dict.fromkeys(fields, 3))
     return replace(task, teach=replace(task.teach, fit=few), students=students)
 
 tasks.DEMO_TASKS["graph"] = graph

@@ -121,7 +121,12 @@ def corrected_parts(config: SuiteConfig) -> Variants:
     without: dict[str, dict[str, Any]] = {
         "corrected": {},
         "the teacher's start": {"start": "teacher", "start_updates": 0},
-        "no correction (warm_start)": {"correction": "none", "safeguard": False},
+        "no correction (warm_start)": {
+            "correction": "none",
+            "correction_updates": 0,
+            "safeguard": False,
+        },
+        "correction not trained alone": {"correction_updates": 0},
         "no mixing": {"history": "none", "window": 1, "safeguard": False},
         "no safeguard": {"safeguard": False},
         "a leap of one step": {"leap": 1},

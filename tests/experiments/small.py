@@ -75,7 +75,7 @@ TEXT = text_config(
         "awd_qrnn": {"channels": 8, "layers": 2},
         "transformer_xl": {"heads": 2, "inner": 8, "layers": 1, "memory": 6},
     },
-    recorded=4,
+    recorded=(4, 4),
 )
 IMAGES = image_config(
     "digits",

@@ -244,7 +244,7 @@ class Budget:
         """A student of a recipe."""
         updates: Updates = getattr(self, "corrected" if recipe in CORRECTED else recipe)
         if recipe in CORRECTED:
-            changes = {"start_updates": updates.count, **changes}
+            changes = {**first_updates(recipe, updates.count), **changes}
         return StudentConfig(recipe=recipe, fit=_fit(updates, updates.count // 20), changes=changes)
 
     def hyperdeq(self) -> LearnedSolverConfig:
@@ -259,6 +259,12 @@ class Budget:
             name: ExplicitConfig(model=model, arguments={**shared, **own.get(name, {})}, **given)
             for name, model in models.items()
         }
+
+
+def first_updates(recipe: str, updates: int) -> dict[str, int]:
+    """What of the default recipe or its control is trained alone at first, for as many updates as the whole."""
+    both = {"start_updates": updates}
+    return both if recipe == "warm_start" else {**both, "correction_updates": updates}
 
 
 def _fit(updates: Updates, warmup_updates: int = 0) -> FitConfig:

@@ -72,8 +72,8 @@ def graph_config(
     student = base.StudentConfig(recipe="paper", fit=fit(budget.student_updates))
     # Its late steps, past the depth it was trained at, have a clock to choose.
     anchored = replace(student, recipe="anchored", changes=MIXED, calibrated_steps=max(ALL))
-    first = {"start_updates": budget.student_updates}
-    ours = {name: replace(student, recipe=name, changes=first) for name in base.CORRECTED}
+    first = {name: base.first_updates(name, budget.student_updates) for name in base.CORRECTED}
+    ours = {name: replace(student, recipe=name, changes=first[name]) for name in first}
     whole = base.RecordConfig(batches=None, max_steps=40)
     updates = dict.fromkeys(EXPLICIT, budget.explicit_updates) | {"gpm": budget.gpm_updates}
     return base.SuiteConfig(

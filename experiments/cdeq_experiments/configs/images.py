@@ -113,23 +113,28 @@ DIGITS = image_config(
 
 
 def small_images(
-    title: str, data: ImageData, strides: tuple[int, int], updates: int
+    title: str, data: ImageData, strides: tuple[int, int], updates: tuple[int, int]
 ) -> base.SuiteConfig:
-    """What CIFAR-10 and Tiny-ImageNet have in common; `updates` are those at the equilibrium."""
+    """What CIFAR-10 and Tiny-ImageNet have in common; `updates` are shallow and at the equilibrium.
+
+    Explicit models see as much data as the teacher.
+    """
+    shallow, deep = updates
     return image_config(
         title,
         data,
         base.Budget(
-            pretraining=base.Updates(3000, 3e-3),
-            teaching=base.Updates(updates, 1.5e-3),
+            pretraining=base.Updates(shallow, 4e-3),
+            teaching=base.Updates(deep, 1.5e-3),
             paper=base.Updates(300, 1e-3),
             anchored=base.Updates(300, 6e-3),
             learned_solver=base.Updates(80, 3e-3),
-            few_step_updates=200,
-            pretraining_depth=4,
+            explicit=base.Updates(shallow + deep, 2e-3),
+            few_step_updates=deep // 2,
+            pretraining_depth=3,
             depths=(8, 16),
             penalty=0.0,
-            weight_decay=0.01,
+            weight_decay=0.05,
         ),
         teacher={
             **{"channels": (16, 32, 64), "expand": 2, "groups": 4, "stem": 24},
@@ -149,9 +154,10 @@ def small_images(
     )
 
 
-CIFAR_10 = small_images("CIFAR-10", ImageData(name="cifar-10", size=32), (2, 1), 1200)
+CIFAR = ImageData(name="cifar-10", size=32)
+CIFAR_10 = small_images("CIFAR-10", CIFAR, (2, 1), (13_000, 2500))
 TINY = ImageData(name="tiny-imagenet-40", size=64, padding=8)
-TINY_IMAGENET = small_images("Tiny-ImageNet (40 classes)", TINY, (2, 2), 800)
+TINY_IMAGENET = small_images("Tiny-ImageNet (40 classes)", TINY, (2, 2), (6000, 1200))
 
 IMAGENET = image_config(
     "ImageNet",

@@ -35,9 +35,12 @@ def text_config(
     words: base.Arguments,
     teacher: base.Arguments,
     explicit: Mapping[str, base.Arguments],
-    recorded: int,
+    recorded: tuple[int, int],
 ) -> base.SuiteConfig:
-    """A text at a scale; `words` are arguments of all models, `teacher` and `explicit` those of each."""
+    """A text at a scale; `words` are arguments of all models, `teacher` and `explicit` those of each.
+
+    `recorded`: batches with their equilibria alone, and with all their states.
+    """
     teacher_memory = replace(budget.student("anchored", **SHALLOW), once=True)
     return base.SuiteConfig(
         kind="text",
@@ -51,7 +54,7 @@ def text_config(
             "anchored_teacher_memory": teacher_memory,
             **{name: budget.student(name, memory="own") for name in base.CORRECTED},
         },
-        recording=base.record_configs(recorded, recorded),
+        recording=base.record_configs(*recorded),
         tolerances=base.Tolerances(),
         counts=base.Counts(shown=SHOWN, methods=SHOWN, solvers=SOLVED, timed=SOLVED),
         learned_solver=budget.hyperdeq(),
@@ -82,7 +85,7 @@ MANUAL = text_config(
         "awd_qrnn": {"channels": 48, "layers": 2},
         "transformer_xl": {"heads": 2, "inner": 64, "layers": 2, "memory": 16},
     },
-    recorded=16,
+    recorded=(16, 16),
 )
 
 WIKITEXT_2 = text_config(
@@ -96,7 +99,7 @@ WIKITEXT_2 = text_config(
     words={"width": 128, "cutoffs": (1000, 5000, 15000), "divisor": 2, "dropout": 0.1},
     teacher={"heads": 4, "inner": 1024, "memory": 64},
     explicit={"awd_qrnn": {"weight_dropout": 0.1}, "transformer_xl": {"memory": 64}},
-    recorded=64,
+    recorded=(128, 64),
 )
 
 WIKITEXT_103 = text_config(
@@ -125,6 +128,6 @@ WIKITEXT_103 = text_config(
         "awd_qrnn": {"channels": 2950, "layers": 4, "weight_dropout": 0.1},
         "transformer_xl": {"heads": 10, "inner": 2800, "layers": 11, "memory": 150},
     },
-    recorded=100,
+    recorded=(100, 100),
 )
 """DEQ-Transformer as published: 10 heads of 70, 97M weights."""

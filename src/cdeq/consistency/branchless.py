@@ -73,9 +73,11 @@ class BranchlessAnderson(GuardedAnderson):
         mixed, images, residuals = self._mixed(image, residual, past.images, past.residuals)
         return self._state(mixed, z), Past(images, residuals)
 
-    def guarded(self, z: State, f: State, change: State, memory: Any) -> tuple[State, Any]:
+    def guarded(
+        self, z: State, f: State, residual: State, change: State, memory: Any
+    ) -> tuple[State, Any]:
         rows, image = self._rows(z), self._rows(f)
-        residual = subtract(image, rows)
+        residual = self._rows(residual).to(norm_dtype(rows.dtype))
         moved = self._rows(change).to(residual.dtype)
         if memory is None:
             unknown = torch.full_like(self._sizes(residual), torch.inf)

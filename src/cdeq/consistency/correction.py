@@ -2,8 +2,9 @@
 
 A corrected step goes to z + r + N(r), r = f(z) - z under the teacher's own weights. The best N is (I - J)^-1 - I, J the
 Jacobian of f: then one step is Newton's. N sees what is cheap to see: the features of one position, and for images
-their means over squares of several sizes, as a multigrid method does. Gates, from the context and the start, let it
-depend on the input; they are computed once for each input. Shapes: B samples, F features, h gated features.
+their means over squares of several sizes, as a multigrid method does. Gates let it depend on the input and on the
+state, as J does; what of them depends on the input alone is computed once. Shapes: B samples, F features, h gated
+features.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from cdeq.equilibrium.states import State
 
 LARGEST_DENSE = 1024
 """Features up to which each may correct every other; beyond that a correction is of low rank."""
+FEW_CHANNELS = 4
+"""Channels of an image up to which convolutions at full resolution cost little."""
 
 
 class Block(Protocol):
@@ -30,7 +33,7 @@ class Block(Protocol):
 
     def gate(self, u: Tensor) -> Any: ...
 
-    def __call__(self, r: Tensor, gate: Any) -> Tensor: ...
+    def __call__(self, r: Tensor, z: Tensor, gate: Any) -> Tensor: ...
 
     def inputs(self, r: Tensor) -> Tensor:
         """Rows (positions, K) of all that the linear part sees at each position."""
@@ -43,7 +46,7 @@ class Block(Protocol):
 
 
 class LearnedCorrection(nn.Module):
-    """N(r) = W r + V (gate * U r), group by group; zero before it is fitted."""
+    """N(r; z) = W r + V (gate * U r), group by group; zero before it is fitted."""
 
     def __init__(self, groups: list[dict[str, Any]]):
         super().__init__()
@@ -61,26 +64,27 @@ class LearnedCorrection(nn.Module):
         return cls([group.to_dict() for group in groups_of(context, state, axes, shared)])
 
     def gate(self, context: Context, start: State) -> list[Any]:
-        """What of the correction depends on the input alone."""
+        """What of the gates depends on the input alone."""
         return [
             block.gate(seen(group, context, start))  # type: ignore[operator]
             for group, block in zip(self.groups, self.blocks, strict=True)
         ]
 
-    def forward(self, r: State, gates: list[Any]) -> State:
+    def forward(self, r: State, z: State, gates: list[Any]) -> State:
+        """N(r) at the state z that r is the residual of."""
         parts = [
-            block(joined(group, r), gate)
+            block(joined(group, r), joined(group, z), gate)
             for group, block, gate in zip(self.groups, self.blocks, gates, strict=True)
         ]
         return state_like(r, self.groups, parts)
 
 
 def gated_features(width: int) -> int:
-    return min(max(width // 4, 8), 64)
+    return min(max(width // 2, 8), 64)
 
 
 class PointwiseBlock(nn.Module):
-    """Each position by itself: W r + V (gate * U r)."""
+    """Each position by itself: W r + V (gate * U r), gate = relu(G u + H z): which parts of f are active there."""
 
     def __init__(self, group: Group):
         super().__init__()
@@ -91,12 +95,13 @@ class PointwiseBlock(nn.Module):
         self.enter = FeatureLinear(width, hidden, axis, bias=False)
         self.leave = zeroed(FeatureLinear(hidden, width, axis, bias=False))
         self.gates = FeatureLinear(group.source_features + width, hidden, axis)
+        self.state_gates = FeatureLinear(width, hidden, axis, bias=False)
 
     def gate(self, u: Tensor) -> Tensor:
-        return torch.tanh(self.gates(u))
+        return self.gates(u)
 
-    def forward(self, r: Tensor, gate: Tensor) -> Tensor:
-        gated = self.leave(gate * self.enter(r))
+    def forward(self, r: Tensor, z: Tensor, gate: Tensor) -> Tensor:
+        gated = self.leave(F.relu(gate + self.state_gates(z)) * self.enter(r))
         return gated + self.linear(r) if self.dense else gated
 
     def inputs(self, r: Tensor) -> Tensor:
@@ -109,54 +114,68 @@ class PointwiseBlock(nn.Module):
 
 
 class ImageBlock(nn.Module):
-    """Convolutions of the residual and of its means over squares of several sides, each gated.
+    """Convolutions of the residual and of its means over squares of several sides, gated by the input.
 
-    A state of many channels has a pointwise map at full resolution, so that the whole is cheap beside a step; one of
-    few channels, where convolutions cost little, sees its neighbours there too.
+    A state of many channels has a pointwise map without gates at full resolution, so that the whole is cheap beside a
+    step; one of few channels, where convolutions cost little, sees its neighbours there too.
     """
 
     def __init__(self, group: Group):
         super().__init__()
         width = group.width
-        few = width <= 4
+        few = width <= FEW_CHANNELS
         self.sides = (1, 2, 4, 8) if few else (1, 4)
+        self.kernels = [3 if few or side > 1 else 1 for side in self.sides]
         hidden = gated_features(width)
-        kernels = [3 if few or side > 1 else 1 for side in self.sides]
 
-        def convolution(inputs: int, outputs: int, kernel: int) -> nn.Conv2d:
-            return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
+        def convolution(inputs: int, outputs: int, kernel: int, bias: bool = False) -> nn.Conv2d:
+            return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=bias)
 
-        self.kernels = kernels
-        self.linear = nn.ModuleList(zeroed(convolution(width, width, k)) for k in kernels)
-        self.enter = nn.ModuleList(convolution(width, hidden, k) for k in kernels)
-        self.leave = nn.ModuleList(zeroed(convolution(hidden, width, k)) for k in kernels)
-        seen_features = group.source_features + width
-        self.gates = nn.ModuleList(
-            nn.Conv2d(seen_features, hidden, k, padding=k // 2) for k in kernels
+        def gated(inputs: int, outputs: int, bias: bool = False) -> nn.ModuleList:
+            """A convolution for each side but those that have no gates."""
+            kernel = 3 if few else 1
+            layers: list[Any] = [convolution(inputs, outputs, kernel, bias) for _ in self.sides]
+            layers[0] = layers[0] if few else None
+            return nn.ModuleList(layers)
+
+        self.linear = nn.ModuleList(
+            zeroed(convolution(width, width, kernel)) for kernel in self.kernels
         )
+        self.enter = gated(width, hidden)
+        self.leave = gated(hidden, width)
+        self.gates = gated(group.source_features + width, hidden, bias=True)
+        for layer in self.leave:
+            if layer is not None:
+                zeroed(layer)
 
-    def gate(self, u: Tensor) -> list[Tensor]:
+    def gate(self, u: Tensor) -> list[Tensor | None]:
         return [
-            torch.tanh(layer(pooled(u, side) if side > 1 else u))
+            None if layer is None else torch.tanh(layer(pooled(u, side)))
             for side, layer in zip(self.sides, self.gates, strict=True)
         ]
 
-    def forward(self, r: Tensor, gate: list[Tensor]) -> Tensor:
-        total: Tensor | None = None
-        for i, side in enumerate(self.sides):
-            x = pooled(r, side) if side > 1 else r
-            part = self.linear[i](x) + self.leave[i](gate[i] * self.enter[i](x))
-            part = F.interpolate(part, size=r.shape[2:]) if side > 1 else part
-            total = part if total is None else total + part
-        assert total is not None
+    def forward(self, r: Tensor, z: Tensor, gate: list[Tensor | None]) -> Tensor:
+        total = self._level(0, r, gate[0])
+        for i, side in enumerate(self.sides[1:], 1):
+            total = add_squares(total, self._level(i, pooled(r, side), gate[i]), side)
         return total
+
+    def _level(self, i: int, x: Tensor, gate: Tensor | None) -> Tensor:
+        """The correction at one of the sides."""
+        if gate is None:
+            # Pointwise: as a product of matrices it is faster on CPU than as a convolution.
+            weight: Any = self.linear[i].weight
+            rows = weight.flatten(1).expand(len(x), -1, -1)
+            return torch.bmm(rows, x.flatten(2)).unflatten(2, x.shape[2:])
+        return self.linear[i](x) + self.leave[i](gate * self.enter[i](x))
 
     def inputs(self, r: Tensor) -> Tensor:
         levels = []
         for side, kernel in zip(self.sides, self.kernels, strict=True):
-            x = pooled(r, side) if side > 1 else r
+            x = pooled(r, side)
             patches = F.unfold(x, kernel, padding=kernel // 2).unflatten(2, x.shape[2:])
-            levels.append(F.interpolate(patches, size=r.shape[2:]) if side > 1 else patches)
+            spread = patches.new_zeros(*patches.shape[:2], *r.shape[2:])
+            levels.append(add_squares(spread, patches, side))
         return torch.cat(levels, dim=1).permute(0, 2, 3, 1).flatten(0, 2)
 
     def outputs(self, r: Tensor) -> Tensor:
@@ -167,3 +186,13 @@ class ImageBlock(nn.Module):
         sizes = [layer.weight[0].numel() for layer in layers]
         for layer, part in zip(layers, weight.split(sizes, dim=1), strict=True):
             layer.weight.data.copy_(part.reshape(layer.weight.shape))
+
+
+def add_squares(total: Tensor, part: Tensor, side: int) -> Tensor:
+    """Images (B, C, H, W) with each number of `part` (B, C, H / side, W / side) added on its square, in place."""
+    rows, columns = total.shape[2:]
+    wide = part.repeat_interleave(side, dim=3)[..., :columns]
+    if rows % side:
+        return total.add_(wide.repeat_interleave(side, dim=2)[:, :, :rows])
+    total.unflatten(2, (rows // side, side)).add_(wide[:, :, :, None])
+    return total

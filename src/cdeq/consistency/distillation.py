@@ -17,7 +17,7 @@ from torch import nn
 
 from cdeq.consistency.certify import plan_handover
 from cdeq.consistency.least_squares import fit_correction
-from cdeq.consistency.objective import DistillationObjective, StartObjective
+from cdeq.consistency.objective import CorrectionObjective, DistillationObjective, StartObjective
 from cdeq.consistency.parts import check_teacher, representative_tensor, try_teacher
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.report import describe_distillation
@@ -38,6 +38,8 @@ LOGGER = logging.getLogger("cdeq")
 
 STEPS = {"full": MAX_STEPS, "endpoint": 20 * MAX_STEPS}
 """Budget of a recorded solve. One to an equilibrium stops when its estimated error is within the tolerance."""
+POLISHING = 1 / 3
+"""The learning rate of a student whose parts were trained before, relative to theirs."""
 FITTED_BATCHES = 8
 """Batches that the linear part of a correction is fitted on."""
 NOT_CONVERGED = 0.1
@@ -242,16 +244,21 @@ def _fit_student(
         "start_network": None if student.start_network is None else str(student.start_network),
         "correction": None if student.correction is None else str(student.correction),
     }
-    if recipe.start_updates:
+
+    def fit_alone(part: str, objective: nn.Module, updates: int) -> None:
+        """A first stage, of one part."""
         run_fit(
-            StartObjective(objective_now()),
+            objective,
             batch_at,
-            replace(config, updates=recipe.start_updates, warmup_updates=0),
-            folder=None if folder is None else folder / "start",
+            replace(config, updates=updates, warmup_updates=0),
+            folder=None if folder is None else folder / part,
             identity=identity,
             progress=progress,
-            title="distil the start",
+            title=f"distil the {part}",
         )
+
+    if recipe.start_updates:
+        fit_alone("start", StartObjective(objective_now()), recipe.start_updates)
     if student.correction is not None:
         # Every process on whole batches: all must come to the same weights.
         fit_correction(
@@ -260,6 +267,9 @@ def _fit_student(
             steps=recipe.depth,
             floor=precision,
         )
+    if recipe.correction_updates:
+        fit_alone("correction", CorrectionObjective(objective_now()), recipe.correction_updates)
+        config = replace(config, learning_rate=config.learning_rate * POLISHING)
     objective = objective_now()
     run_fit(
         objective,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cdeq.consistency.features import FeatureLinear
 from cdeq.equilibrium.states import State, StateLayout, norm_dtype, subtract, tensors_of
-from cdeq.solvers.anderson import Anderson, anderson_weights, causal_products
+from cdeq.solvers.anderson import Anderson, anderson_weights
 
 Evaluation = tuple[State, State]
 """A state z and the student's evaluation h(z) there."""
@@ -83,17 +83,16 @@ class AndersonHistory(WindowHistory):
         if positions is None:
             mixed = torch.bmm(alpha[:, None], images).squeeze(1)
         else:
-            parts = images.unflatten(2, (positions, -1))
-            mixed = (alpha.mT[..., None] * parts).sum(dim=1).flatten(1)
+            parts = images.unflatten(2, (positions, -1)).movedim(2, 1)
+            mixed = torch.matmul(alpha[:, :, None], parts).flatten(1)
         return layout.restore(mixed.to(z.dtype))
 
     def _weights(self, residuals: Tensor, positions: int | None) -> Tensor:
         """alpha (B, n), or (B, L, n) for each position from the positions up to it."""
         if positions is None:
             return anderson_weights(residuals @ residuals.mT, self.ridge)
-        parts = residuals.unflatten(2, (positions, -1))
-        rows = [causal_products(part, parts) for part in parts.unbind(1)]
-        gram = torch.stack(rows, dim=2)
+        parts = residuals.unflatten(2, (positions, -1)).movedim(2, 1)
+        gram = torch.matmul(parts, parts.mT).cumsum(dim=1)
         return anderson_weights(gram.flatten(0, 1), self.ridge).unflatten(0, gram.shape[:2])
 
 

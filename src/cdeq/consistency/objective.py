@@ -265,6 +265,33 @@ class StartObjective(nn.Module):
         }
 
 
+class CorrectionObjective(nn.Module):
+    """How far one corrected step goes past the equilibrium, or falls short: |z + r + N(r) - z*|, along a rollout.
+
+    Neither the rollout nor f is differentiated, so that an update costs a third of one of the whole student.
+    """
+
+    def __init__(self, objective: DistillationObjective):
+        super().__init__()
+        assert objective.student.correction is not None
+        self.network, self.gains = objective.student.correction, objective.student.gains
+        self._of = [objective]  # not a submodule: only the correction is trained
+
+    def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
+        [objective] = self._of
+        student = objective.student
+        with torch.no_grad():
+            prepared = student.prepare(batch.x)
+            states = list(student.rollout(prepared, student.recipe.depth - 1))
+            residuals = [map_state(torch.sub, prepared.step(z, 0.0), z) for z in states]
+        gates, losses = student.gates(states[0], prepared.base), []
+        for number, (z, r) in enumerate(zip(states, residuals, strict=True)):
+            change = student.correction_of(r, z, number, gates)
+            moved = map_state(lambda a, b, c: a + b + c, z, r, change)
+            losses.append(objective.distance(moved, batch.endpoint))
+        return torch.stack(losses).mean(), {"distance": objective._shown_distance(moved, batch)}
+
+
 class Point(NamedTuple):
     """A state of a rollout, what the history remembers there, and its point on the clock."""
 

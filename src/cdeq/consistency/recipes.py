@@ -41,6 +41,7 @@ class Recipe:
     Training:
 
     `start_updates`: updates of the start alone, before the rest; they cost no evaluation of f.
+    `correction_updates`: updates of the correction alone, one step at a time, after the start and before the rest.
     `states`: the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps.
     `memory`: for a model with memory, what the `teacher` remembers of the text before, or what the student itself
         remembers after one to `depth` steps on it (`own`), which is what it meets in use.
@@ -82,6 +83,7 @@ class Recipe:
 
     states: Literal["teacher", "own"] = "own"
     start_updates: int = 0
+    correction_updates: int = 0
     depth: int = 6
     memory: Literal["teacher", "own"] = "teacher"
     early: float = 0.0
@@ -152,7 +154,10 @@ class Recipe:
 NUMBERS: dict[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
     "a whole number": (
         (int,),
-        ("window", "rank", "leap", "start_updates", "depth", "augment_first", "augment_last"),
+        (
+            *("window", "rank", "leap", "start_updates", "correction_updates", "depth"),
+            *("augment_first", "augment_last"),
+        ),
     ),
     "a whole number or None": ((int, type(None)), ("feature_axis",)),
     "a number or None": ((int, float, type(None)), ("log_floor",)),
@@ -222,7 +227,10 @@ def _problems(r: Recipe) -> list[str]:
             min(r.augment_first, r.augment_last) >= 0,
             "augment_first and augment_last must not be negative",
         ),
-        (min(r.leap, r.start_updates) >= 0, "leap and start_updates must not be negative"),
+        (
+            min(r.leap, r.start_updates, r.correction_updates) >= 0,
+            "leap, start_updates and correction_updates must not be negative",
+        ),
         (
             not (r.schedule != "fixed" and r.boundary == "state"),
             f"schedule={r.schedule!r} sets the strength of the weights' change and needs boundary='weights'",
@@ -238,6 +246,10 @@ def _problems(r: Recipe) -> list[str]:
         (
             not (r.start_updates and r.start == "teacher"),
             "start_updates train a learned start: it needs start='learned'",
+        ),
+        (
+            not (r.correction_updates and r.correction == "none"),
+            "correction_updates train a correction: it needs correction='learned'",
         ),
         (
             not (r.schedule == "learned" and r.states == "teacher"),
@@ -306,6 +318,7 @@ def corrected() -> Recipe:
         history="anderson",
         window=5,
         start_updates=300,
+        correction_updates=300,
         log_floor=None,
         early=1.0,
     )

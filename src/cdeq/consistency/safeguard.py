@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cdeq.consistency.history import RunningAnderson
-from cdeq.equilibrium.states import State, StateLayout, norm_dtype, row_norms, subtract
+from cdeq.equilibrium.states import State, StateLayout, norm_dtype, row_norms
 from cdeq.solvers.anderson import Anderson
 
 GROWTH = 10.0
@@ -55,14 +55,22 @@ class Safeguard:
     def update(
         self, k: int, z: Tensor, fz: Tensor, residual: Tensor, moved: Tensor, memory: Guarded
     ) -> tuple[Tensor, Guarded]:
-        """The next state from f(z), f(z) - z and its correction, `moved`."""
+        """The next state from f(z), f(z) - z and its correction, `moved`, which is written over.
+
+        States may be large, and then a pass over one costs as much as arithmetic: where all samples do well, none is
+        made that mixing alone would not need.
+        """
         if k == 0:
             memory = memory._replace(image=fz, residual=residual)
         image = fz
-        moved = torch.where(self._spread(memory.trusted, z), moved, 0.0)
-        size = self._sizes(residual + moved)
-        noise = ROUNDING * torch.finfo(z.dtype).eps * self._sizes(z)
-        grown = ~(size <= torch.maximum(GROWTH * memory.best, noise))  # also where it is NaN
+        if not bool(memory.trusted.all()):
+            moved = torch.where(self._spread(memory.trusted, z), moved, 0.0)
+        corrected = residual + moved
+        size = self._sizes(corrected)
+        grown = ~(size <= GROWTH * memory.best)  # also where it is NaN
+        if bool(grown.any()):
+            noise = ROUNDING * torch.finfo(z.dtype).eps * self._sizes(z)
+            grown = grown & ~(size <= noise)
         better = size < memory.best
         kept = memory.inner
         if bool(grown.any()):
@@ -70,23 +78,25 @@ class Safeguard:
             image = torch.where(places, memory.image, image)
             residual = torch.where(places, memory.residual, residual)
             moved = torch.where(places, 0.0, moved)
+            corrected = residual + moved
             self._forget(kept, k, grown, image, residual)
             # Without its correction a residual is of another size: judged anew from here on.
             size = torch.where(grown, self._sizes(residual), size)
             better = better | grown
-        corrected = residual + moved
-        mixed, kept = self.solver.update(
-            k, z, (image.to(corrected.dtype) + moved).to(z.dtype), corrected, kept
-        )
-        places = self._spread(better, z)
-        memory = Guarded(
+        mixed, kept = self.solver.update(k, z, moved.add_(image).to(z.dtype), corrected, kept)
+        return mixed, Guarded(
             torch.where(better, size, memory.best),
-            torch.where(places, image, memory.image),
-            torch.where(places, residual, memory.residual),
+            self._chosen(better, image, memory.image),
+            self._chosen(better, residual, memory.residual),
             memory.trusted & ~grown,
             kept,
         )
-        return mixed, memory
+
+    def _chosen(self, places: Tensor, new: Tensor, old: Tensor) -> Tensor:
+        """Rows (B, D) with the new numbers at these places; without a copy where it is all places or none."""
+        if bool(places.all()):
+            return new
+        return torch.where(self._spread(places, new), new, old) if bool(places.any()) else old
 
     def _sizes(self, rows: Tensor) -> Tensor:
         """Norms (B, P) of rows (B, D): of whole samples, or of the positions up to each."""
@@ -105,16 +115,18 @@ class Safeguard:
         self, kept: Any, count: int, grown: Tensor, image: Tensor, residual: Tensor
     ) -> None:
         """Let all that is remembered of some places be their best state."""
-        slots = min(count, self.solver.window + 1)
-        places = self._spread(grown, residual)[:, None]
+        slots, rows = min(count, self.solver.window + 1), self.solver.rows
+        places = rows(self._spread(grown, residual).expand_as(residual))[..., None, :]
         damped = image.to(residual.dtype) - (1 - self.solver.mixing) * residual
         for past, best in ((kept.images, damped), (kept.residuals, residual)):
-            past[:, :slots] = torch.where(places, best[:, None], past[:, :slots])
+            old = past[..., :slots, :]
+            past[..., :slots, :] = torch.where(places, rows(best)[..., None, :], old)
         # A place's products are sums over all places up to it.
         touched = grown.cumsum(dim=1) > 0
         touched = touched if self.solver.positions is None else touched[..., None]
         for slot in range(slots):
-            row = self.solver.products(kept.residuals[:, slot], kept.residuals[:, :slots])
+            past = kept.residuals[..., :slots, :]
+            row = self.solver.products(past[..., slot, :], past)
             kept.gram[..., slot, :slots] = torch.where(
                 touched, row.double(), kept.gram[..., slot, :slots]
             )
@@ -123,11 +135,13 @@ class Safeguard:
 class GuardedAnderson(RunningAnderson):
     """The same along one rollout that nobody differentiates."""
 
-    def guarded(self, z: State, f: State, change: State, memory: Any) -> tuple[State, Any]:
-        """The next state from f(z) and its correction N(f(z) - z)."""
+    def guarded(
+        self, z: State, f: State, residual: State, change: State, memory: Any
+    ) -> tuple[State, Any]:
+        """The next state from f(z), f(z) - z and its correction N(f(z) - z)."""
         layout, guard = StateLayout.of(z, self.batched), Safeguard(self.solver)
         flat, image = layout.flatten(z), layout.flatten(f)
-        residual = subtract(image, flat)
+        residual = layout.flatten(residual).to(norm_dtype(flat.dtype))
         moved = layout.flatten(change).to(residual.dtype)
         count, kept = memory or (0, guard.init(flat))
         mixed, kept = guard.update(count, flat, image, residual, moved, kept)

@@ -71,7 +71,7 @@ class StudentSolver:
     ) -> tuple[Tensor, _Memory]:
         moved = memory.moved
         if moved is None:
-            moved = self._correction(k, residual, memory.gates)
+            moved = self._correction(k, z, residual, memory.gates)
         inner = self._inner()
         kept: Any = memory.inner
         if moved is None:
@@ -83,9 +83,11 @@ class StudentSolver:
             mixed, kept = self.solver.update(k, z, image, residual + moved, kept)
         return mixed, _Memory(memory.gates, None, kept)
 
-    def missing(self, k: int, residual: Tensor, memory: _Memory) -> tuple[Tensor | None, _Memory]:
+    def missing(
+        self, k: int, z: Tensor, residual: Tensor, memory: _Memory
+    ) -> tuple[Tensor | None, _Memory]:
         """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; None without corrections."""
-        moved = self._correction(k, residual, memory.gates)
+        moved = self._correction(k, z, residual, memory.gates)
         if moved is None:
             return None, memory
         return row_norms(residual + moved), memory._replace(moved=moved)  # for the update
@@ -100,13 +102,14 @@ class StudentSolver:
         guarded = self.student.recipe.safeguard
         return Safeguard(self.solver) if guarded else self.solver
 
-    def _correction(self, k: int, residual: Tensor, gates: Any) -> Tensor | None:
+    def _correction(self, k: int, z: Tensor, residual: Tensor, gates: Any) -> Tensor | None:
         """N(r) with the gain of step k, flat; None for a student without corrections."""
         if self.student.correction is None:
             return None
         assert self.layout is not None
         layout = self.layout.resized(len(residual))
-        change = self.student.correction_of(layout.restore(residual), k, gates)
+        states = layout.restore(residual), layout.restore(z)
+        change = self.student.correction_of(*states, k, gates)
         return layout.flatten(change).to(residual.dtype)
 
 

@@ -101,4 +101,10 @@ class ImageChange(nn.Module):
 
 def pooled(x: Tensor, side: int) -> Tensor:
     """Means over squares; a margin that is no whole square counts with what there is of it."""
-    return F.avg_pool2d(x, side, ceil_mode=True, count_include_pad=False)
+    if side == 1:
+        return x
+    if x.shape[2] % side or x.shape[3] % side:
+        return F.avg_pool2d(x, side, ceil_mode=True, count_include_pad=False)
+    # Rows first: whole rows are added up twice as fast on CPU as squares.
+    rows = sum(x[:, :, i::side] for i in range(side))
+    return rows.unflatten(3, (-1, side)).mean(dim=4) / side  # type: ignore[union-attr]

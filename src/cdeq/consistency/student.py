@@ -278,13 +278,14 @@ class Student(nn.Module):
         h = self.evaluate(z, point, prepared)
         change = None
         if self.correction is not None:
-            change = self.correction_of(map_state(torch.sub, h, z), number, gates)
+            residual = map_state(torch.sub, h, z)
+            change = self.correction_of(residual, z, number, gates)
         if self.recipe.schedule == "leap" and number < self.recipe.leap:
             predicted = h if change is None else map_state(torch.add, h, change)  # another map's
         elif change is None:
             predicted, kept = history(z, h, kept)
         elif isinstance(history, GuardedAnderson):
-            predicted, kept = history.guarded(z, h, change, kept)
+            predicted, kept = history.guarded(z, h, residual, change, kept)
         else:
             predicted, kept = history(z, map_state(torch.add, h, change), kept)
         return self.bounded(z, predicted, point), StepMemory(number + 1, gates, kept)
@@ -293,12 +294,12 @@ class Student(nn.Module):
         """What of the correction depends on the input and the start alone, computed once."""
         return None if self.correction is None else self.correction.gate(context, z)  # type: ignore[operator]
 
-    def correction_of(self, residual: State, number: int, gates: Any) -> State:
-        """N(r) at a step, with the gain of its number."""
+    def correction_of(self, residual: State, z: State, number: int, gates: Any) -> State:
+        """N(r) at a state, with the gain of the step's number."""
         assert self.correction is not None
         assert self.gains is not None
         gain = self.gains[min(number, len(self.gains) - 1)]
-        change = self.correction(residual, gates)
+        change = self.correction(residual, z, gates)
         return map_state(lambda part: gain.to(part.dtype) * part, change)
 
     def rollout(self, prepared: Prepared, steps: int, z0: State | None = None) -> Iterator[State]:

@@ -34,16 +34,11 @@ def anderson_weights(gram: Tensor, ridge: float) -> Tensor:
     return alpha / alpha.sum(dim=1, keepdim=True)
 
 
-def causal_products(residual: Tensor, others: Tensor) -> Tensor:
-    """Products of r (B, L, D) with r_i (B, n, L, D), summed over the positions up to each: (B, L, n)."""
-    return (residual[:, None] * others).sum(dim=3).cumsum(dim=2).mT
-
-
 @dataclass
 class _Memory:
     """Ring buffers of residuals and images, (B, m+1, D), and the residuals' Gram matrix, (B, m+1, m+1).
 
-    With causal positions there is a Gram matrix for each of them, (B, L, m+1, m+1).
+    With L causal positions there is a buffer for each of them, (B, L, m+1, D / L), and a Gram matrix.
     """
 
     residuals: Tensor
@@ -81,46 +76,40 @@ class Anderson:
         return replace(self, positions=causal_positions(model, z0))
 
     def init(self, z: Tensor) -> _Memory:
-        batch, dim = z.shape
         slots, dtype = self.window + 1, norm_dtype(z.dtype)
-        several = () if self.positions is None else (self.positions,)
+        *several, numbers = self.rows(z).shape
         return _Memory(
-            residuals=z.new_empty(batch, slots, dim, dtype=dtype),
-            images=z.new_empty(batch, slots, dim, dtype=dtype),
-            gram=z.new_empty(batch, *several, slots, slots, dtype=torch.float64),
+            residuals=z.new_empty(*several, slots, numbers, dtype=dtype),
+            images=z.new_empty(*several, slots, numbers, dtype=dtype),
+            gram=z.new_empty(*several, slots, slots, dtype=torch.float64),
         )
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: _Memory
     ) -> tuple[Tensor, _Memory]:
         slot, n = k % (self.window + 1), min(k, self.window) + 1
-        image = memory.images[:, slot]
-        memory.residuals[:, slot] = residual
-        image.copy_(fz)
+        image, new = memory.images[..., slot, :], self.rows(residual)
+        memory.residuals[..., slot, :] = new
+        image.copy_(self.rows(fz))
         if self.mixing != 1.0:
-            image.sub_(residual, alpha=1 - self.mixing)
-        row = self.products(residual, memory.residuals[:, :n])
+            image.sub_(new, alpha=1 - self.mixing)
+        row = self.products(new, memory.residuals[..., :n, :])
         memory.gram[..., slot, :n] = row
         memory.gram[..., :n, slot] = row
         if n == 1:  # the first state is all there is to mix
-            return image.to(z.dtype, copy=True), memory
+            return image.reshape(z.shape).to(z.dtype, copy=True), memory
         ridge = max(self.ridge, 4 * torch.finfo(row.dtype).eps)
         gram = memory.gram[..., :n, :n]
         alpha = anderson_weights(gram.reshape(-1, n, n), ridge).to(row.dtype).view_as(row)
-        return self._mixed(alpha, memory.images[:, :n]).to(z.dtype), memory
+        mixed = torch.matmul(alpha[..., None, :], memory.images[..., :n, :])
+        return mixed.reshape(z.shape).to(z.dtype), memory
 
-    def products(self, residual: Tensor, others: Tensor) -> Tensor:
-        """The new residual's row of the Gram matrix: n products instead of n^2."""
-        if self.positions is None:
-            # As a row times a matrix it is many times faster on CPU than as a matrix times a column.
-            return torch.bmm(residual[:, None], others.mT).squeeze(1)
-        return causal_products(
-            residual.unflatten(1, (self.positions, -1)), others.unflatten(2, (self.positions, -1))
-        )
+    def products(self, new: Tensor, others: Tensor) -> Tensor:
+        """A residual's row of the Gram matrix, n products instead of n^2; of a position, with all up to it."""
+        # As a row times a matrix it is many times faster on CPU than as a matrix times a column.
+        row = torch.matmul(new[..., None, :], others.mT).squeeze(-2)
+        return row if self.positions is None else row.cumsum(dim=1)
 
-    def _mixed(self, alpha: Tensor, images: Tensor) -> Tensor:
-        """sum_i alpha_i image_i, with weights (B, n) or (B, L, n)."""
-        if self.positions is None:
-            return torch.bmm(alpha[:, None], images).squeeze(1)
-        parts = images.unflatten(2, (self.positions, -1))
-        return (alpha.mT[..., None] * parts).sum(dim=1).flatten(1)
+    def rows(self, flat: Tensor) -> Tensor:
+        """(B, D), or with causal positions (B, L, D / L)."""
+        return flat if self.positions is None else flat.unflatten(1, (self.positions, -1))

@@ -66,7 +66,7 @@ class _Samples:
         if measure is not None:
             missing = None
             if (estimate := getattr(solver, "missing", None)) is not None:
-                missing, self.memory = estimate(k, difference, self.memory)
+                missing, self.memory = estimate(k, self.z, difference, self.memory)
                 missing = None if missing is None else residual_ratio(missing, self.size)
             seen = Seen(self.z, difference, self.size, relative, missing)
             values, self.known = measure.update(k, seen, self.known)
