@@ -118,15 +118,12 @@ def recipe_parts(config: SuiteConfig) -> Variants:
 def corrected_parts(config: SuiteConfig) -> Variants:
     """The default recipe without one of its parts, or with a leap before its corrected steps."""
     student, fixed = config.students["corrected"], config.students["corrected"].changes
+    untrained = {"correction_updates": 0}
     without: dict[str, dict[str, Any]] = {
         "corrected": {},
         "the teacher's start": {"start": "teacher", "start_updates": 0},
-        "no correction (warm_start)": {
-            "correction": "none",
-            "correction_updates": 0,
-            "safeguard": False,
-        },
-        "correction not trained alone": {"correction_updates": 0},
+        "no correction (warm_start)": {"correction": "none", **untrained, "safeguard": False},
+        "correction not trained alone": untrained,
         "no mixing": {"history": "none", "window": 1, "safeguard": False},
         "no safeguard": {"safeguard": False},
         "a leap of one step": {"leap": 1},

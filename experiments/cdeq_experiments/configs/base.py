@@ -263,8 +263,8 @@ class Budget:
 
 def first_updates(recipe: str, updates: int) -> dict[str, int]:
     """What of the default recipe or its control is trained alone at first, for as many updates as the whole."""
-    both = {"start_updates": updates}
-    return both if recipe == "warm_start" else {**both, "correction_updates": updates}
+    names = ["start_updates", "correction_updates"]
+    return dict.fromkeys(names[: 1 if recipe == "warm_start" else 2], updates)
 
 
 def _fit(updates: Updates, warmup_updates: int = 0) -> FitConfig:

@@ -115,10 +115,7 @@ DIGITS = image_config(
 def small_images(
     title: str, data: ImageData, strides: tuple[int, int], updates: tuple[int, int]
 ) -> base.SuiteConfig:
-    """What CIFAR-10 and Tiny-ImageNet have in common; `updates` are shallow and at the equilibrium.
-
-    Explicit models see as much data as the teacher.
-    """
+    """What CIFAR-10 and Tiny-ImageNet have in common; `updates` are shallow and at the equilibrium."""
     shallow, deep = updates
     return image_config(
         title,
@@ -129,7 +126,7 @@ def small_images(
             paper=base.Updates(300, 1e-3),
             anchored=base.Updates(300, 6e-3),
             learned_solver=base.Updates(80, 3e-3),
-            explicit=base.Updates(shallow + deep, 2e-3),
+            explicit=base.Updates(shallow + deep, 2e-3),  # as many passes as the teacher
             few_step_updates=deep // 2,
             pretraining_depth=3,
             depths=(8, 16),
@@ -154,9 +151,11 @@ def small_images(
     )
 
 
-CIFAR = ImageData(name="cifar-10", size=32)
+CIFAR, TINY = (
+    ImageData(name="cifar-10", size=32),
+    ImageData(name="tiny-imagenet-40", size=64, padding=8),
+)
 CIFAR_10 = small_images("CIFAR-10", CIFAR, (2, 1), (13_000, 2500))
-TINY = ImageData(name="tiny-imagenet-40", size=64, padding=8)
 TINY_IMAGENET = small_images("Tiny-ImageNet (40 classes)", TINY, (2, 2), (6000, 1200))
 
 IMAGENET = image_config(

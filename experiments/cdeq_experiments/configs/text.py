@@ -37,10 +37,7 @@ def text_config(
     explicit: Mapping[str, base.Arguments],
     recorded: tuple[int, int],
 ) -> base.SuiteConfig:
-    """A text at a scale; `words` are arguments of all models, `teacher` and `explicit` those of each.
-
-    `recorded`: batches with their equilibria alone, and with all their states.
-    """
+    """A text at a scale; `words` are arguments of all models, `teacher` and `explicit` those of each."""
     teacher_memory = replace(budget.student("anchored", **SHALLOW), once=True)
     return base.SuiteConfig(
         kind="text",
