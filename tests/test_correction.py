@@ -95,10 +95,10 @@ def test_a_correction_is_linear_in_the_residual_and_zero_at_zero(kind):
     gates = network.gate(r, r)
     other = map_state(lambda t: torch.randn_like(t), r)
     mixed = map_state(lambda a, b: 2 * a - 3 * b, r, other)
-    expected = map_state(lambda a, b: 2 * a - 3 * b, network(r, r, gates), network(other, r, gates))
-    for a, b in zip(tensors_of(network(mixed, r, gates)), tensors_of(expected), strict=True):
+    expected = map_state(lambda a, b: 2 * a - 3 * b, network(r, gates), network(other, gates))
+    for a, b in zip(tensors_of(network(mixed, gates)), tensors_of(expected), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    zero = network(map_state(torch.zeros_like, r), r, gates)
+    zero = network(map_state(torch.zeros_like, r), gates)
     assert all(not t.any() for t in tensors_of(zero))
 
 
@@ -108,7 +108,7 @@ def test_untrained_networks_change_nothing(kind):
     start = LearnedStart.matching(state, state, axes_of(state))
     assert all(not t.any() for t in tensors_of(start(state, state)))
     correction = LearnedCorrection.matching(state, state, axes_of(state))
-    changed = correction(state, state, correction.gate(state, state))
+    changed = correction(state, correction.gate(state, state))
     assert all(not t.any() for t in tensors_of(changed))
 
 
@@ -122,7 +122,7 @@ def test_a_fitted_linear_part_is_the_map_it_was_fitted_to(kind):
     rows = block.inputs(joined(group, r))
     weight = torch.randn(group.width, rows.shape[1])
     block.set_linear(weight)
-    found = block.outputs(network(r, r, network.gate(r, r)))
+    found = block.outputs(network(r, network.gate(r, r)))
     torch.testing.assert_close(found, rows @ weight.T, rtol=1e-4, atol=1e-4)
 
 

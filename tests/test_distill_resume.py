@@ -161,7 +161,7 @@ class Scaled(nn.Module):
     def gate(self, context, start):
         return None
 
-    def forward(self, r, z, gates):
+    def forward(self, r, gates):
         return self.scale * r
 
 

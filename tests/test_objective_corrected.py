@@ -43,14 +43,14 @@ class LiteralCorrected:
             if k.startswith("correction")
         }
         states = [self.start() if given is None else given[0]]
-        gate = torch.cat([self.u, states[0]], dim=1) @ block["gates"].T
-        gate = gate + block["gates.linear.bias"]
         for j in range(depth):
             z = states[-1].detach() if truncated and j else states[-1]
             z = z if given is None else given[j]
             r = torch.tanh(z @ self.theta.T + self.u) - z
-            active = torch.relu(gate + z @ block["state_gates"].T)
-            n = r @ block["linear"].T + (active * (r @ block["enter"].T)) @ block["leave"].T
+            if j < 3:
+                gate = torch.cat([self.u, z], dim=1) @ block["gates"].T
+                gate = torch.relu(gate + block["gates.linear.bias"])
+            n = r @ block["linear"].T + (gate * (r @ block["enter"].T)) @ block["leave"].T
             states.append(z + r + self.w["gains"][j].double() * n)
         return states
 
@@ -130,8 +130,8 @@ def test_a_leap_is_a_step_with_changed_weights_and_no_history():
     torch.testing.assert_close(states[1], literal.rollout(1)[1], rtol=1e-6, atol=1e-7)
     # The step after it is the teacher's own; it is the first that mixing knows of.
     f = torch.tanh(states[1] @ teacher.weight.T + literal.u)
-    gates = student.correction.gate(literal.u, states[0])
-    n = student.gains[1] * student.correction(f - states[1], states[1], gates)
+    gates = student.correction.gate(literal.u, states[1])
+    n = student.gains[1] * student.correction(f - states[1], gates)
     torch.testing.assert_close(states[2], f + n, rtol=1e-6, atol=1e-7)
 
 

@@ -188,7 +188,7 @@ class Halved(nn.Module):
     def gate(self, context, start):
         return None
 
-    def forward(self, r, z, gates):
+    def forward(self, r, gates):
         return map_state(lambda part: self.scale * part, r)
 
 

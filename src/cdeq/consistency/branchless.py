@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cdeq.consistency.history import AndersonHistory
-from cdeq.consistency.safeguard import GROWTH, ROUNDING, GuardedAnderson
+from cdeq.consistency.safeguard import FALLEN, GROWTH, PATIENCE, ROUNDING, GuardedAnderson
 from cdeq.equilibrium.states import State, norm_dtype, subtract, tensors_of
 
 
@@ -48,7 +48,7 @@ def eliminated_weights(gram: Tensor, ridge: float) -> Tensor:
 class Past(NamedTuple):
     """What mixing remembers: damped images and residuals (B, P, N), the newest last; and the safeguard, of its best.
 
-    `best` (B, P, 1), `image` and `residual` (B, P, N), `trusted` (B, P, 1): as in `safeguard.Guarded`.
+    `best`, `trusted`, `mark`, `since` (B, P, 1), `image` and `residual` (B, P, N): as in `safeguard.Guarded`.
     """
 
     images: tuple[Tensor, ...]
@@ -57,6 +57,8 @@ class Past(NamedTuple):
     image: Tensor | None = None
     residual: Tensor | None = None
     trusted: Tensor | None = None
+    mark: Tensor | None = None
+    since: Tensor | None = None
 
 
 class BranchlessAnderson(GuardedAnderson):
@@ -82,11 +84,15 @@ class BranchlessAnderson(GuardedAnderson):
         if memory is None:
             unknown = torch.full_like(self._sizes(residual), torch.inf)
             trusted = torch.ones_like(unknown, dtype=torch.bool)
-            memory = Past((), (), unknown, image, residual, trusted)
+            since = torch.zeros_like(trusted, dtype=torch.long)
+            memory = Past((), (), unknown, image, residual, trusted, unknown, since)
         moved = torch.where(memory.trusted, moved, 0.0)
         size = self._sizes(residual + moved)
         noise = ROUNDING * torch.finfo(rows.dtype).eps * self._sizes(rows)
-        grown = ~(size <= torch.maximum(GROWTH * memory.best, noise))  # also where it is NaN
+        fallen = size < FALLEN * memory.mark
+        since = torch.where(fallen, 0, memory.since + 1)
+        grown = ~(size <= GROWTH * memory.best)  # also where it is NaN
+        grown = (grown | (memory.trusted & (since >= PATIENCE))) & ~(size <= noise)
         better = (size < memory.best) | grown
         image = torch.where(grown, memory.image, image)
         residual = torch.where(grown, memory.residual, residual)
@@ -105,6 +111,8 @@ class BranchlessAnderson(GuardedAnderson):
             torch.where(better, image, memory.image),
             torch.where(better, residual, memory.residual),
             memory.trusted & ~grown,
+            torch.where(fallen, size, memory.mark),
+            since,
         )
 
     def _mixed(

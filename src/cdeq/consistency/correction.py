@@ -3,7 +3,8 @@
 A corrected step goes to z + r + N(r), r = f(z) - z under the teacher's own weights. The best N is (I - J)^-1 - I, J the
 Jacobian of f: then one step is Newton's. N sees what is cheap to see: the features of one position, and for images
 their means over squares of several sizes, as a multigrid method does. Gates let it depend on the input and on the
-state, as J does; what of them depends on the input alone is computed once. Shapes: B samples, F features, h gated
+state, as J does. They follow the state for the first steps and then stay as they are: where a correction went on
+changing with the state, r + N(r; z) = 0 could have other solutions than r = 0. Shapes: B samples, F features, h gated
 features.
 """
 
@@ -24,6 +25,8 @@ from cdeq.equilibrium.states import State
 
 LARGEST_DENSE = 1024
 """Features up to which each may correct every other; beyond that a correction is of low rank."""
+FOLLOWED = 3
+"""Steps at which gates follow the state."""
 FEW_CHANNELS = 4
 """Channels of an image up to which convolutions at full resolution cost little."""
 
@@ -33,7 +36,7 @@ class Block(Protocol):
 
     def gate(self, u: Tensor) -> Any: ...
 
-    def __call__(self, r: Tensor, z: Tensor, gate: Any) -> Tensor: ...
+    def __call__(self, r: Tensor, gate: Any) -> Tensor: ...
 
     def inputs(self, r: Tensor) -> Tensor:
         """Rows (positions, K) of all that the linear part sees at each position."""
@@ -46,7 +49,7 @@ class Block(Protocol):
 
 
 class LearnedCorrection(nn.Module):
-    """N(r; z) = W r + V (gate * U r), group by group; zero before it is fitted."""
+    """N(r) = W r + V (gate * U r), group by group; zero before it is fitted."""
 
     def __init__(self, groups: list[dict[str, Any]]):
         super().__init__()
@@ -63,17 +66,16 @@ class LearnedCorrection(nn.Module):
         """The network for contexts and states like these; it does not see what of the context is `shared`."""
         return cls([group.to_dict() for group in groups_of(context, state, axes, shared)])
 
-    def gate(self, context: Context, start: State) -> list[Any]:
-        """What of the gates depends on the input alone."""
+    def gate(self, context: Context, z: State) -> list[Any]:
+        """The gates at a state."""
         return [
-            block.gate(seen(group, context, start))  # type: ignore[operator]
+            block.gate(seen(group, context, z))  # type: ignore[operator]
             for group, block in zip(self.groups, self.blocks, strict=True)
         ]
 
-    def forward(self, r: State, z: State, gates: list[Any]) -> State:
-        """N(r) at the state z that r is the residual of."""
+    def forward(self, r: State, gates: list[Any]) -> State:
         parts = [
-            block(joined(group, r), joined(group, z), gate)
+            block(joined(group, r), gate)
             for group, block, gate in zip(self.groups, self.blocks, gates, strict=True)
         ]
         return state_like(r, self.groups, parts)
@@ -84,7 +86,7 @@ def gated_features(width: int) -> int:
 
 
 class PointwiseBlock(nn.Module):
-    """Each position by itself: W r + V (gate * U r), gate = relu(G u + H z): which parts of f are active there."""
+    """Each position by itself: W r + V (gate * U r), gate = relu(G u): which parts of f are active there."""
 
     def __init__(self, group: Group):
         super().__init__()
@@ -95,13 +97,12 @@ class PointwiseBlock(nn.Module):
         self.enter = FeatureLinear(width, hidden, axis, bias=False)
         self.leave = zeroed(FeatureLinear(hidden, width, axis, bias=False))
         self.gates = FeatureLinear(group.source_features + width, hidden, axis)
-        self.state_gates = FeatureLinear(width, hidden, axis, bias=False)
 
     def gate(self, u: Tensor) -> Tensor:
-        return self.gates(u)
+        return F.relu(self.gates(u))
 
-    def forward(self, r: Tensor, z: Tensor, gate: Tensor) -> Tensor:
-        gated = self.leave(F.relu(gate + self.state_gates(z)) * self.enter(r))
+    def forward(self, r: Tensor, gate: Tensor) -> Tensor:
+        gated = self.leave(gate * self.enter(r))
         return gated + self.linear(r) if self.dense else gated
 
     def inputs(self, r: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class PointwiseBlock(nn.Module):
 
 
 class ImageBlock(nn.Module):
-    """Convolutions of the residual and of its means over squares of several sides, gated by the input.
+    """Convolutions of the residual and of its means over squares of several sides, gated.
 
     A state of many channels has a pointwise map without gates at full resolution, so that the whole is cheap beside a
     step; one of few channels, where convolutions cost little, sees its neighbours there too.
@@ -150,11 +151,11 @@ class ImageBlock(nn.Module):
 
     def gate(self, u: Tensor) -> list[Tensor | None]:
         return [
-            None if layer is None else torch.tanh(layer(pooled(u, side)))
+            None if layer is None else F.relu(layer(pooled(u, side)))
             for side, layer in zip(self.sides, self.gates, strict=True)
         ]
 
-    def forward(self, r: Tensor, z: Tensor, gate: list[Tensor | None]) -> Tensor:
+    def forward(self, r: Tensor, gate: list[Tensor | None]) -> Tensor:
         total = self._level(0, r, gate[0])
         for i, side in enumerate(self.sides[1:], 1):
             total = add_squares(total, self._level(i, pooled(r, side), gate[i]), side)

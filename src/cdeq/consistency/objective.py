@@ -284,9 +284,10 @@ class CorrectionObjective(nn.Module):
             prepared = student.prepare(batch.x)
             states = list(student.rollout(prepared, student.recipe.depth - 1))
             residuals = [map_state(torch.sub, prepared.step(z, 0.0), z) for z in states]
-        gates, losses = student.gates(states[0], prepared.base), []
+        gates, losses = None, []
         for number, (z, r) in enumerate(zip(states, residuals, strict=True)):
-            change = student.correction_of(r, z, number, gates)
+            gates = student.gates(z, prepared.base, number, gates)
+            change = student.correction_of(r, number, gates)
             moved = map_state(lambda a, b, c: a + b + c, z, r, change)
             losses.append(objective.distance(moved, batch.endpoint))
         return torch.stack(losses).mean(), {"distance": objective._shown_distance(moved, batch)}

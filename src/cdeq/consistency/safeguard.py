@@ -1,10 +1,10 @@
 """The safeguard of corrected steps: what a learned correction may not do is make things worse.
 
 Every step measures the corrected residual p = f(z) - z + N(f(z) - z) of the state it leaves, sample by sample. A sample
-whose |p| has grown past its best is taken back to its best state, from where it goes on with the teacher's own steps
-under Anderson's method, without a further evaluation and without correction. In a causal model each position is judged
-by the positions up to it, so that none learns of later ones. Shapes: B samples, D numbers in each, P places that are
-judged: 1, or the positions of a causal model.
+whose |p| has grown past its best, or hardly fallen for a while, is taken back to its best state, from where it goes on
+with the teacher's own steps under Anderson's method, without a further evaluation and without correction. In a causal
+model each position is judged by the positions up to it, so that none learns of later ones. Shapes: B samples, D numbers
+in each, P places that are judged: 1, or the positions of a causal model.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from cdeq.solvers.anderson import Anderson
 
 GROWTH = 10.0
 """How many times its best a corrected residual may be: on its way to the equilibrium it need not fall at every step."""
+PATIENCE, FALLEN = 10, 0.9
+"""In so many evaluations |p| must fall to this share: where I + N is all but singular it is small without a reason."""
 ROUNDING = 64
 """Residuals below so many units of rounding of the state are noise, and judge nothing."""
 
@@ -36,6 +38,10 @@ class Guarded(NamedTuple):
     """(B, D): f(z) - z there."""
     trusted: Tensor
     """(B, P): whether corrections still take part."""
+    mark: Tensor
+    """(B, P): |p| when it had last fallen enough."""
+    since: Tensor
+    """(B, P): evaluations since then."""
     inner: Any
     """Anderson's."""
 
@@ -50,7 +56,9 @@ class Safeguard:
         inner = self.solver.init(z)
         unknown = torch.full_like(self._sizes(z), torch.inf)
         trusted = torch.ones_like(unknown, dtype=torch.bool)
-        return Guarded(unknown, z, torch.zeros_like(z, dtype=norm_dtype(z.dtype)), trusted, inner)
+        nothing = torch.zeros_like(z, dtype=norm_dtype(z.dtype))
+        since = torch.zeros_like(trusted, dtype=torch.long)
+        return Guarded(unknown, z, nothing, trusted, unknown, since, inner)
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, residual: Tensor, moved: Tensor, memory: Guarded
@@ -67,7 +75,10 @@ class Safeguard:
             moved = torch.where(self._spread(memory.trusted, z), moved, 0.0)
         corrected = residual + moved
         size = self._sizes(corrected)
+        fallen = size < FALLEN * memory.mark
+        since = torch.where(fallen, 0, memory.since + 1)
         grown = ~(size <= GROWTH * memory.best)  # also where it is NaN
+        grown = grown | (memory.trusted & (since >= PATIENCE))
         if bool(grown.any()):
             noise = ROUNDING * torch.finfo(z.dtype).eps * self._sizes(z)
             grown = grown & ~(size <= noise)
@@ -89,6 +100,8 @@ class Safeguard:
             self._chosen(better, image, memory.image),
             self._chosen(better, residual, memory.residual),
             memory.trusted & ~grown,
+            torch.where(fallen, size, memory.mark),
+            since,
             kept,
         )
 

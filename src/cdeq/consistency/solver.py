@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Memory(NamedTuple):
-    """`gates`: what of the correction depends on the input alone. `moved`: the correction of the newest residual."""
+    """`gates` of the newest correction. `moved`: the correction of the newest residual."""
 
     gates: Any
     moved: Tensor | None
@@ -63,15 +63,14 @@ class StudentSolver:
             raise ValueError(
                 "a student solves a model in a context: use cdeq.solve_model or cdeq.solve_with_gradient"
             )
-        gates = self.student.gates(self.layout.restore(z), self.context)
-        return _Memory(gates, None, self._inner().init(z))
+        return _Memory(None, None, self._inner().init(z))
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: _Memory
     ) -> tuple[Tensor, _Memory]:
         moved = memory.moved
         if moved is None:
-            moved = self._correction(k, z, residual, memory.gates)
+            moved, memory = self._correction(k, z, residual, memory)
         inner = self._inner()
         kept: Any = memory.inner
         if moved is None:
@@ -87,7 +86,7 @@ class StudentSolver:
         self, k: int, z: Tensor, residual: Tensor, memory: _Memory
     ) -> tuple[Tensor | None, _Memory]:
         """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; None without corrections."""
-        moved = self._correction(k, z, residual, memory.gates)
+        moved, memory = self._correction(k, z, residual, memory)
         if moved is None:
             return None, memory
         return row_norms(residual + moved), memory._replace(moved=moved)  # for the update
@@ -102,15 +101,19 @@ class StudentSolver:
         guarded = self.student.recipe.safeguard
         return Safeguard(self.solver) if guarded else self.solver
 
-    def _correction(self, k: int, z: Tensor, residual: Tensor, gates: Any) -> Tensor | None:
-        """N(r) with the gain of step k, flat; None for a student without corrections."""
+    def _correction(
+        self, k: int, z: Tensor, residual: Tensor, memory: _Memory
+    ) -> tuple[Tensor | None, _Memory]:
+        """N(r) with the gain of step k, flat, or None for a student without corrections; and its gates, remembered."""
         if self.student.correction is None:
-            return None
+            return None, memory
         assert self.layout is not None
         layout = self.layout.resized(len(residual))
-        states = layout.restore(residual), layout.restore(z)
-        change = self.student.correction_of(*states, k, gates)
-        return layout.flatten(change).to(residual.dtype)
+        gates = memory.gates
+        if len(z) == self.layout.batch:  # samples that went on alone keep theirs: the context is of the whole batch
+            gates = self.student.gates(layout.restore(z), self.context, k, gates)
+        change = self.student.correction_of(layout.restore(residual), k, gates)
+        return layout.flatten(change).to(residual.dtype), memory._replace(gates=gates)
 
 
 def finite_or(state: State, other: State, batched: bool) -> State:

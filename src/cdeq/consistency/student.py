@@ -20,7 +20,7 @@ from cdeq.consistency.certificate import Certificate
 from cdeq.consistency.certify import CertifiedSolution, Level, certified_solve
 from cdeq.consistency.clock import inference_fraction, solver_time
 from cdeq.consistency.copying import copy_of, frozen_copy
-from cdeq.consistency.correction import LearnedCorrection
+from cdeq.consistency.correction import FOLLOWED, LearnedCorrection
 from cdeq.consistency.deployment import described_input, export_student
 from cdeq.consistency.features import TimeHead, feature_axis_of
 from cdeq.consistency.groups import shared_tensors
@@ -272,14 +272,13 @@ class Student(nn.Module):
     ) -> tuple[State, StepMemory]:
         """The one step of inference and training: the next state, and what the steps after it must know."""
         history = history or self.history
-        if memory is None:
-            memory = StepMemory(0, self.gates(z, prepared.base), None)
-        number, gates, kept = memory
+        number, gates, kept = memory or StepMemory(0, None, None)
+        gates = self.gates(z, prepared.base, number, gates)
         h = self.evaluate(z, point, prepared)
         change = None
         if self.correction is not None:
             residual = map_state(torch.sub, h, z)
-            change = self.correction_of(residual, z, number, gates)
+            change = self.correction_of(residual, number, gates)
         if self.recipe.schedule == "leap" and number < self.recipe.leap:
             predicted = h if change is None else map_state(torch.add, h, change)  # another map's
         elif change is None:
@@ -290,16 +289,18 @@ class Student(nn.Module):
             predicted, kept = history(z, map_state(torch.add, h, change), kept)
         return self.bounded(z, predicted, point), StepMemory(number + 1, gates, kept)
 
-    def gates(self, z: State, context: Context) -> Any:
-        """What of the correction depends on the input and the start alone, computed once."""
-        return None if self.correction is None else self.correction.gate(context, z)  # type: ignore[operator]
+    def gates(self, z: State, context: Context, number: int, last: Any) -> Any:
+        """The gates of the correction at a step: of its state, or after the first few steps those of the last."""
+        if self.correction is None or number >= FOLLOWED:
+            return last
+        return self.correction.gate(context, z)  # type: ignore[operator]
 
-    def correction_of(self, residual: State, z: State, number: int, gates: Any) -> State:
-        """N(r) at a state, with the gain of the step's number."""
+    def correction_of(self, residual: State, number: int, gates: Any) -> State:
+        """N(r) at a step, with the gain of its number."""
         assert self.correction is not None
         assert self.gains is not None
         gain = self.gains[min(number, len(self.gains) - 1)]
-        change = self.correction(residual, z, gates)
+        change = self.correction(residual, gates)
         return map_state(lambda part: gain.to(part.dtype) * part, change)
 
     def rollout(self, prepared: Prepared, steps: int, z0: State | None = None) -> Iterator[State]:
