@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import cdeq
-from cdeq.consistency.correction import LearnedCorrection
+from cdeq.consistency.correction import FOLLOWED, LearnedCorrection
 from cdeq.consistency.groups import groups_of, joined, seen, state_like
 from cdeq.consistency.least_squares import Regression
 from cdeq.consistency.recipes import Recipe
-from cdeq.consistency.safeguard import GuardedAnderson
+from cdeq.consistency.safeguard import PATIENCE, GuardedAnderson
 from cdeq.consistency.start import LearnedStart
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.states import map_state, relative_distance, tensors_of
@@ -226,6 +226,40 @@ def test_the_safeguard_judges_each_sample_by_itself():
     after, memory = guard.guarded(first, first + worse, worse, torch.zeros_like(f), memory)
     assert memory[1].trusted.flatten().tolist() == [True, False]
     torch.testing.assert_close(after[1], f[1])  # the solver's step from its best state
+
+
+def test_the_safeguard_loses_patience_with_a_residual_that_does_not_fall():
+    history = cdeq.consistency.history.AndersonHistory(3, 1.0, batched=True)
+    z, memory = torch.zeros(2, 4), None
+    guard = GuardedAnderson(history, 3, z)
+    for k in range(PATIENCE + 2):
+        # Of the first sample it falls to 0.98 at each step, of the second it hardly falls at all.
+        r = torch.stack([0.98**k * torch.ones(4), (1 - 1e-4 * k) * torch.ones(4)])
+        _, memory = guard.guarded(z, z + r, r, torch.zeros_like(r), memory)
+        assert memory[1].trusted.flatten().tolist() == [True, k < PATIENCE]
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7])
+def test_gates_follow_the_state_at_the_first_steps_and_then_stay(steps):
+    teacher, x = Affine(contraction(0.9).float()), batches(1)[0]
+    student = Student.for_example(teacher, quick(), x).eval()
+    torch.manual_seed(0)
+    for p in student.correction.parameters():
+        nn.init.normal_(p, std=0.05)
+    seen, used = [], []
+    gate, forward = student.correction.gate, student.correction.forward
+    student.correction.gate = lambda context, z: seen.append(z) or gate(context, z)
+    student.correction.forward = lambda r, gates: used.append(gates) or forward(r, gates)
+    with torch.no_grad():
+        states = student.trajectory(x, steps)
+        assert all(torch.equal(a, b) for a, b in zip(seen, states, strict=False))
+        assert len(seen) == min(steps, FOLLOWED)
+        assert all(gates is used[FOLLOWED - 1] for gates in used[FOLLOWED:])
+        # As a solver it has the same gates.
+        seen.clear()
+        solution = cdeq.solve_model(teacher, x, student.as_solver(), tol=0.0, max_steps=steps)
+        assert all(torch.equal(a, b) for a, b in zip(seen, states, strict=False))
+    torch.testing.assert_close(solution.state, states[-1], rtol=1e-4, atol=1e-5)
 
 
 def test_maps_without_weights_need_a_recipe_that_changes_none():
