@@ -343,3 +343,18 @@ def test_a_teacher_with_dropout_resumes_to_the_same_weights(tmp_path):
     torch.rand(7)  # the global generator has moved on
     assert same_tensors(run(tmp_path / "cut").state_dict(), whole.state_dict())
     assert not torch.equal(whole.weight, Dropped().weight)
+
+
+def test_weights_may_have_a_share_of_the_learning_rate():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.slow, self.usual = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+
+        def forward(self, batch, update):
+            return (self.slow + self.usual).sum(), {}
+
+    objective, config = Two(), FitConfig(updates=4, learning_rate=1e-2, warmup_updates=2)
+    fit(objective, lambda update: None, config, factors={"slow": 0.25})
+    assert bool((objective.usual < -1e-2).all())
+    torch.testing.assert_close(objective.slow, 0.25 * objective.usual)

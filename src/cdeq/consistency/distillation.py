@@ -38,8 +38,8 @@ LOGGER = logging.getLogger("cdeq")
 
 STEPS = {"full": MAX_STEPS, "endpoint": 20 * MAX_STEPS}
 """Budget of a recorded solve. One to an equilibrium stops when its estimated error is within the tolerance."""
-POLISHING = 1 / 3
-"""The learning rate of a student whose parts were trained before, relative to theirs."""
+POLISHED = {"student.correction.": 1 / 3, "student.gains": 1 / 3}
+"""The learning rate of corrections that were trained before, relative to that of the rest."""
 FITTED_BATCHES = 8
 """Batches that the linear part of a correction is fitted on."""
 NOT_CONVERGED = 0.1
@@ -269,7 +269,6 @@ def _fit_student(
         )
     if recipe.correction_updates:
         fit_alone("correction", CorrectionObjective(objective_now()), recipe.correction_updates)
-        config = replace(config, learning_rate=config.learning_rate * POLISHING)
     objective = objective_now()
     run_fit(
         objective,
@@ -278,6 +277,7 @@ def _fit_student(
         folder=folder,
         identity=identity,
         after_update=lambda update: objective.update_average(),
+        factors=POLISHED if recipe.correction_updates else None,
         progress=progress,
         title=f"distil {recipe.name}",
     )

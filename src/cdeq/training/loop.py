@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ def fit(
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
     after_update: Callable[[int], None] | None = None,
+    factors: Mapping[str, float] | None = None,
     progress: bool | Progress | None = None,
     title: str = "train",
 ) -> None:
@@ -72,11 +73,12 @@ def fit(
     `batch_at(update)` must depend on the number alone; then a run that was cut short goes on from its last
     checkpoint in `folder` as if nothing had happened. `identity` says what is trained: a checkpoint with another
     identity is refused. `after_update(update)` is called after each step of the optimizer (an EMA, a projection).
+    `factors`: of the learning rate, for weights whose names begin so.
     `progress`: True draws a bar with the `title` on standard error; or a function `(done, total, metrics)`.
     """
     weights = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
-        weights.values(), lr=config.learning_rate, weight_decay=config.weight_decay
+        _groups(weights, factors or {}), lr=config.learning_rate, weight_decay=config.weight_decay
     )
     first, log = 0, None
     if folder is not None:
@@ -106,6 +108,17 @@ def fit(
         )
 
 
+def _groups(
+    weights: Mapping[str, nn.Parameter], factors: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """The weights in groups of the same factor, as an optimizer takes them."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, weight in weights.items():
+        factor = next((f for start, f in factors.items() if name.startswith(start)), 1.0)
+        groups.setdefault(factor, []).append(weight)
+    return [{"params": group, "factor": factor} for factor, group in groups.items()]
+
+
 def _run(
     objective: Objective,
     batch_at: Callable[[int], Any],
@@ -124,7 +137,7 @@ def _run(
     began = time.perf_counter()
     for update in range(first, config.updates):
         for group in optimizer.param_groups:
-            group["lr"] = config.rate(update)
+            group["lr"] = config.rate(update) * group["factor"]
         loss, metrics = model(batch_at(update), update)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
