@@ -1,6 +1,7 @@
 """Pretrained models: written and read back, refused when damaged; each of the zoo answers as its sample says."""
 
 import json
+import runpy
 from dataclasses import replace
 
 import pytest
@@ -124,6 +125,20 @@ def test_each_model_of_the_zoo_is_what_its_card_says(name):
     assert card.converged >= 0.99
     assert card.command
     assert card.commit
+
+
+def test_the_example_of_images_needs_no_training(capsys):
+    runpy.run_path(
+        str(zoo.zoo_folder().parent / "examples" / "pretrained_images.py"), {}, "__main__"
+    )
+    *_, fourth, converged, last = capsys.readouterr().out.splitlines()
+    classes = converged.split()[1:]
+    assert fourth.split() == [
+        "4",
+        *classes,
+        *classes,
+    ]  # plain iteration and the student agree with it by then
+    assert "estimated error at most" in last
 
 
 def test_the_zoo_is_small_enough_to_be_committed():

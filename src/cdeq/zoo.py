@@ -151,14 +151,22 @@ def sample_answers(student: Student, x: Input) -> dict[str, Tensor]:
     return {"teacher": teacher.readout(star, context), **answers}
 
 
-def check_pretrained(name: str, folder: str | Path | None = None) -> float:
-    """The largest difference of today's answers from those in the sample, relative to the largest of these."""
-    student, place = load_pretrained(name, folder), pretrained_folder(name, folder)
+def read_sample(
+    name: str | Path, folder: str | Path | None = None
+) -> tuple[Input, dict[str, Tensor]]:
+    """The few inputs that a pretrained model comes with, and the answers that were given to them."""
+    place = pretrained_folder(name, folder)
     try:
         kept = load_file(place / SAMPLE)
     except (OSError, SafetensorError) as error:
         raise ZooError(f"{place / SAMPLE} cannot be read: {error}") from None
     inputs = {n: t for n, t in kept.items() if n.split(".")[0] == "x"}
     x = unflatten(Card.read(place).structure["x"], "x", inputs.__getitem__)
+    return x, {n: t for n, t in kept.items() if n not in inputs}
+
+
+def check_pretrained(name: str, folder: str | Path | None = None) -> float:
+    """The largest difference of today's answers from those in the sample, relative to the largest of these."""
+    student, (x, kept) = load_pretrained(name, folder), read_sample(name, folder)
     answers = sample_answers(student, x)
     return max(float((answers[n] - kept[n]).abs().max() / kept[n].abs().max()) for n in answers)
