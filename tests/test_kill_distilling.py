@@ -21,7 +21,7 @@ from teachers import Tanh, batches
 
 KILLS = 6
 RECIPES = {"paper": "full", "corrected": "endpoint"}
-STAGES = {"corrected": ("start", "")}
+STAGES = {"corrected": ("start", "correction", "")}
 """Folders of trainings, one after another; for the others it is the folder itself."""
 pytestmark = [
     pytest.mark.slow,
