@@ -72,7 +72,7 @@ class Safeguard:
             memory = memory._replace(image=fz, residual=residual)
         image = fz
         if not bool(memory.trusted.all()):
-            moved = torch.where(self._spread(memory.trusted, z), moved, 0.0)
+            moved = self._where(memory.trusted, moved, 0.0)
         corrected = residual + moved
         size = self._sizes(corrected)
         fallen = size < FALLEN * memory.mark
@@ -85,10 +85,9 @@ class Safeguard:
         better = size < memory.best
         kept = memory.inner
         if bool(grown.any()):
-            places = self._spread(grown, z)
-            image = torch.where(places, memory.image, image)
-            residual = torch.where(places, memory.residual, residual)
-            moved = torch.where(places, 0.0, moved)
+            image = self._where(grown, memory.image, image)
+            residual = self._where(grown, memory.residual, residual)
+            moved = self._where(~grown, moved, 0.0)
             corrected = residual + moved
             self._forget(kept, k, grown, image, residual)
             # Without its correction a residual is of another size: judged anew from here on.
@@ -109,7 +108,7 @@ class Safeguard:
         """Rows (B, D) with the new numbers at these places; without a copy where it is all places or none."""
         if bool(places.all()):
             return new
-        return torch.where(self._spread(places, new), new, old) if bool(places.any()) else old
+        return self._where(places, new, old) if bool(places.any()) else old
 
     def _sizes(self, rows: Tensor) -> Tensor:
         """Norms (B, P) of rows (B, D): of whole samples, or of the positions up to each."""
@@ -118,18 +117,20 @@ class Safeguard:
         norms = torch.linalg.vector_norm(rows.unflatten(1, (self.solver.positions, -1)), dim=2)
         return norms.double().square().cumsum(dim=1).sqrt()
 
-    def _spread(self, places: Tensor, rows: Tensor) -> Tensor:
-        """What holds for each place (B, P), for each number of rows (B, D) that belongs to it."""
+    def _where(self, places: Tensor, new: Tensor, old: Tensor | float) -> Tensor:
+        """Rows (B, D) with the new numbers of these places (B, P) and the old ones of the others."""
         if self.solver.positions is None:
-            return places
-        return places.repeat_interleave(rows.shape[1] // self.solver.positions, dim=1)
+            return torch.where(places, new, old)
+        rows = self.solver.rows
+        before = rows(old) if isinstance(old, Tensor) else old
+        return torch.where(places[..., None], rows(new), before).flatten(1)
 
     def _forget(
         self, kept: Any, count: int, grown: Tensor, image: Tensor, residual: Tensor
     ) -> None:
         """Let all that is remembered of some places be their best state."""
         slots, rows = min(count, self.solver.window + 1), self.solver.rows
-        places = rows(self._spread(grown, residual).expand_as(residual))[..., None, :]
+        places = grown[..., None] if self.solver.positions is None else grown[..., None, None]
         damped = image.to(residual.dtype) - (1 - self.solver.mixing) * residual
         for past, best in ((kept.images, damped), (kept.residuals, residual)):
             old = past[..., :slots, :]
