@@ -3,8 +3,8 @@
     python examples/pretrained_images.py
 
 Loads the MDEQ of CIFAR-10 and its student from the zoo, with the few test images that come with them. Shows, after each
-number of evaluations of f, the class that plain iteration of the teacher names, the class that the student names, and
-how sure it is; and below them what the converged teacher says, and how near the student's solve came to it.
+number of evaluations of f, the classes that plain iteration of the teacher names and those that the student names; and
+below them what the converged teacher says, and how near the student's solve came to it.
 """
 
 from __future__ import annotations

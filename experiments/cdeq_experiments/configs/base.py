@@ -263,8 +263,8 @@ class Budget:
 
 def first_updates(recipe: str, updates: int) -> dict[str, int]:
     """What of the default recipe or its control is trained alone at first, for as many updates as the whole."""
-    names = ["start_updates", "correction_updates"]
-    return dict.fromkeys(names[: 1 if recipe == "warm_start" else 2], updates)
+    parts = ["start"] if recipe == "warm_start" else ["start", "correction"]
+    return {f"{part}_updates": updates for part in parts}
 
 
 def _fit(updates: Updates, warmup_updates: int = 0) -> FitConfig:

@@ -245,18 +245,29 @@ class DistillationObjective(nn.Module):
             return relative_distance(z, batch.endpoint, self.student.batched).mean()
 
 
-class StartObjective(nn.Module):
-    """The distance of the start alone: a first stage of training that needs no evaluation of f."""
+class PartObjective(nn.Module):
+    """A first stage of training, of one network of the student alone."""
+
+    def __init__(self, objective: DistillationObjective, network: nn.Module | None):
+        super().__init__()
+        assert network is not None
+        self.network = network
+        self._of = [objective]  # not a submodule: only the network is trained
+
+    @property
+    def whole(self) -> tuple[DistillationObjective, Student]:
+        """The objective of all of the student, and the student."""
+        return self._of[0], self._of[0].student
+
+
+class StartObjective(PartObjective):
+    """The distance of the start alone: it needs no evaluation of f."""
 
     def __init__(self, objective: DistillationObjective):
-        super().__init__()
-        assert objective.student.start_network is not None
-        self.network = objective.student.start_network
-        self._of = [objective]  # not a submodule: only the start is trained
+        super().__init__(objective, objective.student.start_network)
 
     def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
-        [objective] = self._of
-        student = objective.student
+        objective, student = self.whole
         with torch.no_grad():
             prepared = student.prepare(batch.x)
         z = student.begin(prepared)
@@ -265,21 +276,18 @@ class StartObjective(nn.Module):
         }
 
 
-class CorrectionObjective(nn.Module):
+class CorrectionObjective(PartObjective):
     """How far one corrected step goes past the equilibrium, or falls short: |z + r + N(r) - z*|, along a rollout.
 
     Neither the rollout nor f is differentiated, so that an update costs a third of one of the whole student.
     """
 
     def __init__(self, objective: DistillationObjective):
-        super().__init__()
-        assert objective.student.correction is not None
-        self.network, self.gains = objective.student.correction, objective.student.gains
-        self._of = [objective]  # not a submodule: only the correction is trained
+        super().__init__(objective, objective.student.correction)
+        self.gains = objective.student.gains
 
     def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
-        [objective] = self._of
-        student = objective.student
+        objective, student = self.whole
         with torch.no_grad():
             prepared = student.prepare(batch.x)
             states = list(student.rollout(prepared, student.recipe.depth - 1))

@@ -22,7 +22,7 @@ from cdeq.consistency.certificate import (
 from cdeq.consistency.copying import copy_of
 from cdeq.consistency.solver import finite_or
 from cdeq.equilibrium.contract import Input
-from cdeq.equilibrium.states import State, map_state, relative_distance, tensors_of
+from cdeq.equilibrium.states import State, map_state, relative_distance, sample_norms, tensors_of
 from cdeq.equilibrium.trees import map_tensors
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import solve_model
@@ -69,9 +69,10 @@ class Exact:
         return self._solved(self.student.teacher, x, near)
 
     def _solved(self, model: Any, x: Input, near: State) -> tuple[State, Tensor]:
+        context = model.inject(x)
         found = solve_model(
             model,
-            model.inject(x),
+            context,
             Anderson(window=10),
             z0=near,
             tol=EXACT,
@@ -80,7 +81,12 @@ class Exact:
             measured_only=True,
         )
         assert found.error is not None
-        return found.state, torch.where(found.error <= FLOOR, found.error, torch.inf)
+        # Far away any step is small beside its state: that of an equilibrium is also small beside the first one.
+        start, batched = model.start(context), self.student.batched
+        first = sample_norms(map_state(torch.sub, model.step(start, context), start), batched)
+        last = found.residual * sample_norms(found.state, batched)
+        near_it = (found.error <= FLOOR) & ((last < first / 2) | (first == 0))
+        return found.state, torch.where(near_it, found.error, torch.inf)
 
 
 def _doubled(tensor: Tensor) -> Tensor:

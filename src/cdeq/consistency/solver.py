@@ -110,9 +110,8 @@ class StudentSolver:
         assert self.layout is not None
         layout = self.layout.resized(len(residual))
         gates = memory.gates
-        if (
-            len(z) == self.layout.batch
-        ):  # samples that went on alone keep theirs: the context is of the whole batch
+        # Samples that go on alone keep theirs: the context is of the whole batch.
+        if len(z) == self.layout.batch:
             gates = self.student.gates(layout.restore(z), self.context, k, gates)
         change = self.student.correction_of(layout.restore(residual), k, gates)
         return layout.flatten(change).to(residual.dtype), memory._replace(gates=gates)
