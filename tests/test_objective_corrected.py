@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import gelu
 
 from cdeq.consistency.distillation import target_precision
+from cdeq.consistency.least_squares import residuals_along
 from cdeq.consistency.objective import (
     DEFAULT_FLOOR,
     CorrectionObjective,
@@ -94,6 +95,24 @@ def test_the_loss_of_the_correction_alone():
             )
         else:
             assert weight.grad is None, name
+
+
+@pytest.mark.parametrize("leap", [0, 1])
+def test_the_residuals_of_a_rollout_are_those_of_its_own_evaluations(leap):
+    """Only a leap, which is another map's, has its state evaluated once more."""
+    whole, batch, teacher, _ = setting("corrected", depth=4, leap=leap, **PLAIN)
+    student, calls = whole.student, []
+    prepared = student.prepare(batch.x)
+
+    def call(c, z, context):
+        calls.append(c)
+        return prepared.call(c, z, context)
+
+    found = residuals_along(student, prepared._replace(call=call), 4)
+    assert len(calls) == 4 + leap
+    for (z, r), state in zip(found, student.rollout(prepared, 4), strict=False):
+        assert same_tensors(z, state)
+        assert same_tensors(r, teacher.step(z, prepared.base) - z)
 
 
 def test_early_weighs_the_steps_and_keeps_their_sum():

@@ -46,6 +46,10 @@ class Reproduce:
     """How many seeds, from 0 on; default 3, at the scale tiny 1."""
     only: tuple[str, ...] = ()
     """Names of data sets, or kinds of data (text, images, graph), to run only these."""
+    train_teachers: bool = False
+    """Train every teacher; without it one that the zoo has, trained the same way on the same data, comes from there."""
+    students_only: bool = False
+    """Leave out explicit, few-step and other equilibrium models, which take hours to train."""
     jobs: int | None = None
     """How many jobs (a model to train and score) are done at a time, each in a process of its own; default 1, for all
     at the scale tiny as many as there are cores. Copies of one command, as torchrun starts them, share the jobs."""
@@ -94,6 +98,8 @@ def reproduce(options: Reproduce) -> int:
         out=out,
         seeds=options.seeds or (1 if options.scale == "tiny" else 3),
         only=options.only,
+        train_teachers=options.train_teachers or options.experiment == "zoo",
+        students_only=options.students_only,
         jobs=1 if count > 1 else options.processes,
         threads=options.threads,
         leads=leads,

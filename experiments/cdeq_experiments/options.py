@@ -23,6 +23,9 @@ def silent(line: str) -> None:
 class Options:
     """The scale, where data are, where work is kept and pages go, how many seeds, which data sets alone.
 
+    `train_teachers`: also where the zoo has the teacher. `students_only`: without models that are trained for
+    themselves.
+
     `jobs` are done at a time, each in a process of its own with `threads` threads (default: as many as torch
     chooses, divided among them). `leads`: this process writes pages and prints; of several copies of one command,
     as torchrun starts them, only the first does. `progress` draws bars on standard error; `say` is given a line now
@@ -35,6 +38,8 @@ class Options:
     out: Path
     seeds: int
     only: tuple[str, ...] = ()
+    train_teachers: bool = False
+    students_only: bool = False
     jobs: int = 1
     threads: int | None = None
     leads: bool = True

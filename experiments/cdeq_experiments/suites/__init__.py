@@ -24,6 +24,7 @@ def make_suites(configs: list[SuiteConfig], options: Options) -> list[Suite]:
     """
     suites, seeds = [], tuple(range(options.seeds))
     for config in select(configs, options.only):
+        config = config.without_rivals() if options.students_only else config
         suite = KINDS[config.kind](config=config, options=options, seeds=seeds)
         try:
             suite.require_data()

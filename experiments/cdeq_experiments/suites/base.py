@@ -27,7 +27,8 @@ from cdeq.training.log import Progress
 from cdeq.training.segments import CarriedMemory
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryStore, record
-from cdeq.zoo import write_pretrained
+from cdeq.trajectories.fingerprint import teacher_fingerprint
+from cdeq.zoo import load_pretrained, pretrained_models, write_pretrained
 from cdeq_experiments.configs.base import StudentConfig, SuiteConfig, TeacherConfig
 from cdeq_experiments.jobs import Job
 from cdeq_experiments.options import Options
@@ -181,8 +182,7 @@ class Suite(ABC):
         """The default student of the first seed as a folder of the zoo; a line about it."""
         config, folder = self.config, self.options.runs.parent / "models" / self.config.pretrained
         student, _ = self.train_student(config.students["corrected"], self.seeds[0])
-        about = {"teaching": evaluation.described(config.teacher)}
-        card = evaluation.card_of(results, config.title, config.pretrained, about)
+        card = evaluation.card_of(results, config.title, config.pretrained, self.teaching)
         write_pretrained(folder, student, card, self.sample_input())
         return f"the student is in {folder}"
 
@@ -217,8 +217,24 @@ class Suite(ABC):
         """The teacher, trained now or before."""
         return self.train_equilibrium_model("teacher", self.config.teacher)[0]
 
+    @property
+    def teaching(self) -> Key:
+        """All that makes the teacher what it is, as the zoo's cards say it."""
+        how = evaluation.described(self.config.teacher)
+        return {"teaching": how, "digest": self.data.digest}
+
+    @cached_property
+    def pretrained(self) -> Student | None:
+        """The zoo's student of this very teacher, unless the teacher is to be trained."""
+        if self.options.train_teachers or self.teacher_seed != 0:
+            return None
+        same = (c for c in pretrained_models() if self.teaching.items() <= c.training.items())
+        return next((load_pretrained(card.name) for card in same), None)
+
     def model_key(self, config: TeacherConfig) -> Key:
         """What an equilibrium model depends on."""
+        if config == self.config.teacher and self.pretrained is not None:
+            return {**self.data_key, "pretrained": teacher_fingerprint(self.pretrained.teacher)}
         return self._stages(config)[-1][1]
 
     @property
@@ -236,7 +252,10 @@ class Suite(ABC):
         ]
 
     def train_equilibrium_model(self, name: str, config: TeacherConfig) -> tuple[Model, Training]:
-        """Built with the teacher's seed; shallow first, if so asked, whose seconds are included."""
+        """From the zoo, or built with the teacher's seed; shallow first, if so asked, whose seconds are included."""
+        if config == self.config.teacher and (found := self.pretrained) is not None:
+            seconds = (found.card or {})["training"]["seconds"]
+            return found.teacher, Training(seconds=seconds, finished=True)
         model: Model = build_seeded(lambda: config.build(**self.data.sizes), self.teacher_seed)
         training = Training()
         for stage, key in self._stages(config):

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from cdeq.consistency.groups import joined
+from cdeq.equilibrium.contract import Context
 from cdeq.equilibrium.states import State, map_state, sample_norms
 
 if TYPE_CHECKING:
+    from cdeq.consistency.parts import Prepared
     from cdeq.consistency.student import Student
     from cdeq.trajectories import TrajectoryBatch
 
@@ -53,6 +55,22 @@ class Regression:
         """The sum of squares that a weight leaves."""
         fitted = (weight @ self.inputs * weight).sum() - 2 * (weight * self.products.mT).sum()  # type: ignore[union-attr]
         return float(fitted + self.targets)
+
+
+def residuals_along(student: Student, prepared: Prepared, count: int) -> list[tuple[State, State]]:
+    """(z, r) of the first states of a rollout, r = f(z) - z; a step that has evaluated f itself is not repeated."""
+    images: list[State | None] = []
+
+    def call(c: float | Tensor, z: State, context: Context) -> State:
+        image = prepared.call(c, z, context)
+        images.append(image if float(c) == 0.0 else None)  # a leap is another map's
+        return image
+
+    *states, _ = student.rollout(prepared._replace(call=call), count)
+    return [
+        (z, map_state(torch.sub, prepared.step(z, 0.0) if f is None else f, z))
+        for z, f in zip(states, images, strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -92,8 +110,7 @@ def _pairs(
     prepared = student.prepare(batch.x)
     star = batch.endpoint
     scale = sample_norms(star, student.batched)
-    for z in student.rollout(prepared, steps):
-        f = prepared.step(z, 0.0)
+    for z, r in residuals_along(student, prepared, steps + 1):
         error = map_state(torch.sub, star, z)
         size = torch.maximum(sample_norms(error, student.batched), floor * scale)
         size = size.clamp_min(torch.finfo(size.dtype).tiny)
@@ -102,5 +119,4 @@ def _pairs(
             shape = [-1, *(1 for _ in part.shape[1:])] if student.batched else [1] * part.ndim
             return part / size.reshape(shape).to(part.dtype)
 
-        r = map_state(torch.sub, f, z)
         yield map_state(scaled, r), map_state(scaled, map_state(torch.sub, error, r))

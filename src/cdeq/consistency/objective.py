@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from cdeq.consistency.clock import TIME_MAPS
+from cdeq.consistency.least_squares import residuals_along
 from cdeq.consistency.losses import (
     Distance,
     global_loss,
@@ -290,10 +291,9 @@ class CorrectionObjective(PartObjective):
         objective, student = self.whole
         with torch.no_grad():
             prepared = student.prepare(batch.x)
-            states = list(student.rollout(prepared, student.recipe.depth - 1))
-            residuals = [map_state(torch.sub, prepared.step(z, 0.0), z) for z in states]
+            visited = residuals_along(student, prepared, student.recipe.depth)
         gates, losses = None, []
-        for number, (z, r) in enumerate(zip(states, residuals, strict=True)):
+        for number, (z, r) in enumerate(visited):
             gates = student.gates(z, prepared.base, number, gates)
             change = student.correction_of(r, number, gates)
             moved = map_state(lambda a, b, c: a + b + c, z, r, change)
