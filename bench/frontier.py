@@ -1,15 +1,18 @@
 """Where to spend a given time: on a start network, a leap, a correction, or one more evaluation?
 
-    python bench/frontier.py [--tasks images text graph] [--json FILE]
+    python bench/frontier.py [--tasks images text graph] [--tables results/small/table1.json ...] [--json FILE]
 
 For each demo task one teacher; students of the recipes `warm_start`, `anchored` and `corrected` as the demo has them,
 `corrected` with a leap, and `warm_start` and `corrected` with start networks of a fraction and of a multiple of the
 usual size. Distances at 0 (a student's start alone) to 12 evaluations, and the median seconds of each, all methods in
-turns in one run. The table shows, for the time that Picard takes for k evaluations, how near each method comes in it.
+turns in one run. The table shows, for the time that Picard takes for k evaluations, how near each method comes in it;
+a line below it, how `corrected` stands beside the best of the others over all these times. `--tables` shows the same
+for tables that `cdeq reproduce` has written.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +38,8 @@ from cdeq.evaluation import (
     teacher_result,
     within_time,
 )
+from cdeq.evaluation.plot import INK, SETTINGS, draw_panel, legend_of, require_matplotlib
+from cdeq.evaluation.table import curves
 from cdeq.models.graph.start import PropagatedStart
 from cdeq.models.text.transformer import CausalConvStart
 from cdeq.models.vision.conv import ConvStart
@@ -42,6 +47,8 @@ from common import Measurement, Options, markdown_table
 
 COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12)
 SHOWN = (1, 2, 3, 5, 8, 12)
+COLUMNS = 3
+"""Panels beside each other."""
 STARTS: dict[str, dict[str, Callable[[Any], nn.Module]]] = {
     "images": {
         "small start": lambda config: ConvStart(config["channels"], kernel=1),
@@ -63,6 +70,8 @@ STARTS: dict[str, dict[str, Callable[[Any], nn.Module]]] = {
 class FrontierOptions(Options):
     tasks: tuple[str, ...] = tuple(DEMO_TASKS)
     """Demo tasks to run."""
+    tables: tuple[Path, ...] = ()
+    """Results of tables that are shown too; each has its own commit and hardware."""
     runs: Path = Path("runs/bench/frontier")
     """Where trained teachers are kept."""
 
@@ -123,17 +132,71 @@ def measure(task: Task, runs: Path, repeats: int) -> Results:
 
 def table(results: Results, dataset: str) -> str:
     """Nearest within the time of k evaluations of Picard; in brackets the evaluations spent; the nearest in bold."""
-    reached = within_time(results, dataset)
-    best = {k: min(points[k].distance for points in reached.values() if k in points) for k in SHOWN}
+    every = within_time(results, dataset)
+    reached = {name: every[name] for name in alike(results, dataset)}
+    shown = [k for k in SHOWN if any(k in points for points in reached.values())]
+    best = {k: min(points[k].distance for points in reached.values() if k in points) for k in shown}
     lines = []
     for method, points in reached.items():
         cells = []
-        for k in SHOWN:
+        for k in shown:
             text = f"{points[k].distance:.2g} ({points[k].steps})" if k in points else "–"
             cells.append(f"**{text}**" if k in points and points[k].distance == best[k] else text)
         lines.append([method, *cells])
     title = f"{dataset}: distance reached within the time of so many evaluations of Picard."
-    return markdown_table(title, ["", *map(str, SHOWN)], lines)
+    return f"{markdown_table(title, ['', *map(str, shown)], lines)}\n{standing(results, dataset)}\n"
+
+
+def alike(results: Results, dataset: str) -> list[str]:
+    """The methods that seek the teacher's equilibrium; a table has other models too."""
+    same = (results.page or {}).get("same_equilibrium")
+    return [name for name in curves(results, dataset) if same is None or name in same]
+
+
+def standing(results: Results, dataset: str) -> str:
+    """`corrected` beside the nearest of the others, at every time from its first answer, or one evaluation, on."""
+    found = curves(results, dataset)
+    limits = [p.seconds for p in found["picard"] if p.steps and p.seconds is not None]
+    points = [
+        (p.seconds, p.distance, name)
+        for name in alike(results, dataset)
+        for p in found[name]
+        if p.seconds is not None and p.distance is not None and p.seconds <= limits[-1]
+    ]
+    begin = max(limits[0], min((t for t, _, name in points if name == "corrected"), default=0.0))
+    worst, when, beside = 0.0, 0.0, ""
+    for now in sorted({max(seconds, begin) for seconds, _, _ in points}):
+        reached = [(distance, name) for seconds, distance, name in points if seconds <= now]
+        ours = min((d for d, name in reached if name == "corrected"), default=math.inf)
+        nearest, other = min(one for one in reached if not one[1].startswith("corrected"))
+        if ours / nearest > worst:
+            worst, when, beside = ours / nearest, now / limits[0], other
+    return (
+        f"From the time of {begin / limits[0]:.1f} evaluations of Picard on, corrected is at worst {worst:.2f} times "
+        f"as far as the nearest other method ({beside}, in the time of {when:.1f})."
+    )
+
+
+def draw(shown: list[tuple[Results, str]], path: Path) -> None:
+    """Distance against seconds, a panel for each data set."""
+    matplotlib, new_figure = require_matplotlib()
+    with matplotlib.rc_context(SETTINGS):
+        rows = math.ceil(len(shown) / COLUMNS)
+        figure = new_figure(figsize=(4.2 * COLUMNS, 3.2 * rows), layout="constrained")
+        panels = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
+        labels: dict[str, Any] = {}
+        for unused in panels[len(shown) :]:
+            unused.set_visible(False)
+        for panel, (results, dataset) in zip(panels, shown, strict=False):
+            same = alike(results, dataset)
+            kept = replace(results, rows=tuple(row for row in results.rows if row.method in same))
+            draw_panel(panel, kept, dataset, "distance", "seconds")
+            panel.set_title(dataset, loc="left", fontsize=9.5, weight="bold", color=INK)
+            labels |= legend_of(panel)
+        figure.legend(
+            labels.values(), labels.keys(), loc="outside lower center", ncols=6, frameon=False
+        )
+        figure.savefig(path, dpi=130)
 
 
 def main() -> None:
@@ -142,14 +205,19 @@ def main() -> None:
         raise SystemExit(f"no task {unknown[0]!r}; there are {', '.join(DEMO_TASKS)}")
     measurement = Measurement(options)
     rows: list[dict[str, Any]] = []
-    pages = []
-    for name in options.tasks:
-        task = DEMO_TASKS[name](0)
-        results = measure(task, options.runs, options.repeats)
-        rows += [asdict(row) for row in results.rows]
-        pages.append(table(results, task.dataset))
+    shown: list[tuple[Results, str]] = []
+    for made in (*map(DEMO_TASKS.__getitem__, options.tasks), *options.tables):
+        if isinstance(made, Path):
+            results = Results.from_json(made)
+        else:
+            results = measure(made(0), options.runs, options.repeats)
+            rows += [asdict(row) for row in results.rows]
+        shown += [(results, dataset) for dataset in results.datasets]
+        pages = [table(*one) for one in shown]
         print(pages[-1], flush=True)
         measurement.finish(rows, "\n".join(pages))
+        if options.json is not None:
+            draw(shown, options.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":

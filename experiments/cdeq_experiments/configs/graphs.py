@@ -89,7 +89,7 @@ def graph_config(
         students={"paper": student, "anchored": anchored, **ours},
         recording={"endpoint": whole, "full": whole},
         tolerances=base.Tolerances(max_steps=150, exact=1e-5, everyday=None),
-        counts=base.Counts(shown=SHOWN, methods=ALL, solvers=ALL, timed=SHOWN),
+        counts=base.Counts(shown=SHOWN, methods=ALL, solvers=ALL, timed=ALL),
         learned_solver=base.LearnedSolverConfig(
             name="ignn_solver", fit=fit(budget.solver_updates, 8e-3)
         ),

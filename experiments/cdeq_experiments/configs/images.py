@@ -12,8 +12,9 @@ from cdeq_experiments.rivals.hrnet import HRNet
 from cdeq_experiments.rivals.inception import InceptionV2
 
 EXPLICIT = {"alexnet": AlexNet, "inception_v2": InceptionV2, "hrnet": HRNet}
-SHOWN = (1, 2, 4, 8)
-SOLVED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
+SHOWN = (1, 2, 4, 8, 12)
+SCORED = (1, 2, 3, 4, 5, 8, 12)
+SOLVED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def image_config(
         },
         recording=base.record_configs(*recorded),
         tolerances=base.Tolerances(max_steps=60),
-        counts=base.Counts(shown=SHOWN, methods=SHOWN, solvers=SOLVED, timed=SOLVED),
+        counts=base.Counts(shown=SHOWN, methods=SCORED, solvers=SOLVED, timed=SOLVED),
         learned_solver=budget.hyperdeq(),
         few_step=budget.few_step(),
         explicit=budget.explicit_models(EXPLICIT, pixels, explicit),
