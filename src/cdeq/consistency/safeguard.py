@@ -63,17 +63,18 @@ class Safeguard:
     def update(
         self, k: int, z: Tensor, fz: Tensor, residual: Tensor, moved: Tensor, memory: Guarded
     ) -> tuple[Tensor, Guarded]:
-        """The next state from f(z), f(z) - z and its correction, `moved`, which is written over.
+        """The next state from f(z), f(z) - z and its correction, `moved`.
 
         States may be large, and then a pass over one costs as much as arithmetic: where all samples do well, none is
-        made that mixing alone would not need.
+        made that mixing alone would not need, and sums are written where mixing keeps them.
         """
         if k == 0:
             memory = memory._replace(image=fz, residual=residual)
         image = fz
         if not bool(memory.trusted.all()):
             moved = self._where(memory.trusted, moved, 0.0)
-        corrected = residual + moved
+        kept = memory.inner
+        corrected = self._keep(k, image, residual, moved, kept)
         size = self._sizes(corrected)
         fallen = size < FALLEN * memory.mark
         since = torch.where(fallen, 0, memory.since + 1)
@@ -83,18 +84,16 @@ class Safeguard:
             noise = ROUNDING * torch.finfo(z.dtype).eps * self._sizes(z)
             grown = grown & ~(size <= noise)
         better = size < memory.best
-        kept = memory.inner
         if bool(grown.any()):
             image = self._where(grown, memory.image, image)
             residual = self._where(grown, memory.residual, residual)
             moved = self._where(~grown, moved, 0.0)
-            corrected = residual + moved
             self._forget(kept, k, grown, image, residual)
+            self._keep(k, image, residual, moved, kept)
             # Without its correction a residual is of another size: judged anew from here on.
             size = torch.where(grown, self._sizes(residual), size)
             better = better | grown
-        mixed, kept = self.solver.update(k, z, moved.add_(image).to(z.dtype), corrected, kept)
-        return mixed, Guarded(
+        return self.solver.mix(k, z, kept), Guarded(
             torch.where(better, size, memory.best),
             self._chosen(better, image, memory.image),
             self._chosen(better, residual, memory.residual),
@@ -104,6 +103,13 @@ class Safeguard:
             kept,
         )
 
+    def _keep(self, k: int, image: Tensor, residual: Tensor, moved: Tensor, kept: Any) -> Tensor:
+        """Put corrected residual and image where Anderson's method keeps them; the residual, as rows."""
+        past = self.solver.slots(k, kept)
+        for place, plain in zip(past, (residual, image), strict=True):
+            torch.add(*map(self.solver.rows, (plain, moved)), out=place)
+        return past[0]
+
     def _chosen(self, places: Tensor, new: Tensor, old: Tensor) -> Tensor:
         """Rows (B, D) with the new numbers at these places; without a copy where it is all places or none."""
         if bool(places.all()):
@@ -111,10 +117,11 @@ class Safeguard:
         return self._where(places, new, old) if bool(places.any()) else old
 
     def _sizes(self, rows: Tensor) -> Tensor:
-        """Norms (B, P) of rows (B, D): of whole samples, or of the positions up to each."""
+        """Norms (B, P) of rows (B, D), or (B, P, D / P): of whole samples, or of the positions up to each."""
         if self.solver.positions is None:
             return row_norms(rows)[:, None]
-        norms = torch.linalg.vector_norm(rows.unflatten(1, (self.solver.positions, -1)), dim=2)
+        apart = rows if rows.ndim == 3 else self.solver.rows(rows)
+        norms = torch.linalg.vector_norm(apart, dim=2)
         return norms.double().square().cumsum(dim=1).sqrt()
 
     def _where(self, places: Tensor, new: Tensor, old: Tensor | float) -> Tensor:

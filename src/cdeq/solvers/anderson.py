@@ -87,22 +87,32 @@ class Anderson:
     def update(
         self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: _Memory
     ) -> tuple[Tensor, _Memory]:
-        slot, n = k % (self.window + 1), min(k, self.window) + 1
-        image, new = memory.images[..., slot, :], self.rows(residual)
-        memory.residuals[..., slot, :] = new
+        kept, image = self.slots(k, memory)
+        kept.copy_(self.rows(residual))
         image.copy_(self.rows(fz))
+        return self.mix(k, z, memory), memory
+
+    def slots(self, k: int, memory: _Memory) -> tuple[Tensor, Tensor]:
+        """Where the residual and the image of the k-th state are kept, in the form of `rows`."""
+        slot = k % (self.window + 1)
+        return memory.residuals[..., slot, :], memory.images[..., slot, :]
+
+    def mix(self, k: int, z: Tensor, memory: _Memory) -> Tensor:
+        """The next state, (B, D), once residual and image of the k-th, z, are in their slots."""
+        slot, n = k % (self.window + 1), min(k, self.window) + 1
+        new, image = self.slots(k, memory)
         if self.mixing != 1.0:
             image.sub_(new, alpha=1 - self.mixing)
         row = self.products(new, memory.residuals[..., :n, :])
         memory.gram[..., slot, :n] = row
         memory.gram[..., :n, slot] = row
         if n == 1:  # the first state is all there is to mix
-            return image.reshape(z.shape).to(z.dtype, copy=True), memory
+            return image.reshape(z.shape).to(z.dtype, copy=True)
         ridge = max(self.ridge, 4 * torch.finfo(row.dtype).eps)
         gram = memory.gram[..., :n, :n]
         alpha = anderson_weights(gram.reshape(-1, n, n), ridge).to(row.dtype).view_as(row)
         mixed = torch.matmul(alpha[..., None, :], memory.images[..., :n, :])
-        return mixed.reshape(z.shape).to(z.dtype), memory
+        return mixed.reshape(z.shape).to(z.dtype)
 
     def products(self, new: Tensor, others: Tensor) -> Tensor:
         """A residual's row of the Gram matrix, n products instead of n^2; of a position, with all up to it."""
