@@ -5,8 +5,8 @@
 The demos' students of the default recipe on images and text, trained first if they are not in the folder. One sample
 and 64, from input to output, all ways in turns in one run. Beside them the eager teacher under Anderson's method to a
 residual of 1e-3. "bfloat16" is the eager student in that precision, "channels_last" with that layout of images.
-"checked" also measures the teacher's residual of its answer, which is one more evaluation. Ratios are of CPU time, which
-a busy machine disturbs less than wall time (with one thread).
+"checked" also measures the teacher's residual of its answer, which is one more evaluation. Ratios are of CPU time,
+which a busy machine disturbs less than wall time (with one thread).
 """
 
 from __future__ import annotations
