@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from cdeq.equilibrium.trees import map_tensors
+
+T = TypeVar("T")
 
 
 def process_rank() -> tuple[int, int]:
@@ -33,6 +37,47 @@ def from_main_process(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def gathered(work: Callable[[], T]) -> list[T]:
+    """What `work()` gives in each process, by rank. If it fails in one it fails in all, so that none waits forever."""
+    world = process_rank()[1]
+    if world == 1:
+        return [work()]
+    mine, problem = None, None
+    try:
+        mine = work()
+    except Exception as error:
+        problem = error
+    words = None if problem is None else f"{type(problem).__name__}: {problem}"
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, (mine, words))
+    if problem is not None:
+        raise problem
+    for rank, (_, words) in enumerate(found):
+        if words is not None:
+            raise RuntimeError(f"process {rank} failed: {words}")
+    return [value for value, _ in found]
+
+
+def on_main_process(work: Callable[[], T]) -> T:
+    """What `work()`, done by the main process alone, gives: on every process."""
+    return gathered(lambda: work() if is_main_process() else None)[0]  # type: ignore[return-value]
+
+
+def own_part(batch: Any) -> Any:
+    """This process's share of a batch: of each tensor in it an equal part of the first axis, by rank."""
+    rank, world = process_rank()
+
+    def cut(tensor: Tensor) -> Tensor:
+        if len(tensor) % world:
+            raise ValueError(
+                f"a batch of {len(tensor)} samples cannot be shared evenly by {world} processes; "
+                "drop the last batch, or change the batch size"
+            )
+        return tensor.chunk(world)[rank]
+
+    return batch if world == 1 else map_tensors(cut, batch)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from cdeq.trajectories.manifest import (
     IncompleteStore,
     Manifest,
     altered,
+    read_notes,
     require_same,
     require_same_data,
     shard_name,
@@ -59,7 +60,7 @@ class TrajectoryStore:
         manifest = Manifest.read(folder)
         if not manifest.complete:
             raise IncompleteStore(
-                f"{folder} holds {len(manifest.shards)} shards of an unfinished recording: "
+                f"{folder} holds {len(read_notes(folder))} shards of an unfinished recording: "
                 "call record again with the same arguments to finish it"
             )
         manifest.check_files(folder)
