@@ -217,8 +217,7 @@ def _fit_student(
 
     @lru_cache(maxsize=1)  # a graph is one batch, which is read only once
     def read(index: int) -> TrajectoryBatch:
-        batch = store[index]
-        return placed(batch.part(rank, world) if world > 1 else batch)
+        return placed(store[index].part(rank, world))
 
     identity = {
         "recipe": recipe.to_dict(),

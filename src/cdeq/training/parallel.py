@@ -9,9 +9,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from cdeq.equilibrium.trees import map_tensors
 
@@ -89,20 +88,12 @@ def process_group() -> Iterator[None]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # The others wait while the main process records, which may take long.
+    # The others wait while the main process writes, scores or records, which may take long.
     dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(days=1))
     try:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def replicate(objective: nn.Module) -> nn.Module:
-    """The objective with gradients averaged over the processes; itself if there is one."""
-    if process_rank()[1] == 1:
-        return objective
-    # Some weights, such as those of a history module, take part in only some of the updates.
-    return DistributedDataParallel(objective, broadcast_buffers=False, find_unused_parameters=True)
 
 
 def mean_over_processes(metrics: dict[str, Tensor | float]) -> dict[str, float]:

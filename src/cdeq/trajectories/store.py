@@ -220,12 +220,14 @@ class TrajectoryBatch:
         return TrajectoryBatch(self._store, self.index - 1, self._rows, self._device, self._dtype)
 
     def part(self, rank: int, world: int) -> TrajectoryBatch:
-        """The `rank`-th of `world` equal parts of the samples, for data-parallel training.
+        """The `rank`-th of `world` equal parts of the samples, for data-parallel training; itself if there is one.
 
         Cuts the states, the residual, and each tensor of x and y whose first axis has B entries.
         """
         if not 0 <= rank < world:
             raise ValueError(f"rank must be from 0 to {world - 1}, not {rank}")
+        if world == 1:
+            return self
         name = f"batch {self.index} of {self._store.folder}"
         if not self._store.manifest.batched:
             raise ValueError(f"{name} cannot be divided: its state has no batch axis")
