@@ -67,11 +67,14 @@ def replicate(objective: nn.Module) -> nn.Module:
         return objective
     for weight in objective.parameters():
         dist.broadcast(weight.detach(), src=0)
-    # Not init_sync, which would copy buffers too, such as the memory of the first process's own texts.
-    # Some weights, such as those of a history module, take part in only some of the updates.
-    return DistributedDataParallel(
-        objective, broadcast_buffers=False, find_unused_parameters=True, init_sync=False
-    )
+    with warnings.catch_warnings():
+        # Newer versions of torch warn of this option, which they recommend for buffers that differ by process.
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers")
+        # Not init_sync, which would copy buffers too, such as the memory of the first process's own texts.
+        # Some weights, such as those of a history module, take part in only some of the updates.
+        return DistributedDataParallel(
+            objective, broadcast_buffers=False, find_unused_parameters=True, init_sync=False
+        )
 
 
 def shard_weights(objective: nn.Module) -> None:
