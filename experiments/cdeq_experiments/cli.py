@@ -13,6 +13,7 @@ import torch
 import tyro
 
 from cdeq.cli import check_counts, wide_console
+from cdeq.training import is_main_process, process_group, process_rank
 from cdeq_experiments.options import ExperimentError, Options, silent
 
 Tables = Literal["table1", "table2", "table3", "zoo", "inductive", "teachers"]
@@ -52,7 +53,7 @@ class Reproduce:
     """Leave out explicit, few-step and other equilibrium models, which take hours to train."""
     jobs: int | None = None
     """How many jobs (a model to train and score) are done at a time, each in a process of its own; default 1, for all
-    at the scale tiny as many as there are cores. Copies of one command, as torchrun starts them, share the jobs."""
+    at the scale tiny as many as there are cores. The processes of torchrun do one job together."""
     threads: int | None = None
     """Threads that each process computes with; default: as many as torch chooses, divided among them."""
 
@@ -76,20 +77,20 @@ class Report:
     """Where the page goes; default report.html in that folder."""
 
 
+@process_group()
 def reproduce(options: Reproduce) -> int:
     whole = options.experiment == "all"
     if whole and options.only:
         raise ExperimentError("--only differs from experiment to experiment: name one of them")
-    from cdeq_experiments.jobs import copies
     from cdeq_experiments.pages import show
     from cdeq_experiments.registry import EXPERIMENTS, require_data
 
-    rank, count = copies()
-    if count > 1 and options.jobs is not None:
-        raise ExperimentError("torchrun says how many processes there are: leave --jobs out")
+    together, leads = process_rank()[1] > 1, is_main_process()
+    if together and options.jobs is not None:
+        raise ExperimentError("the processes of torchrun do one job together: leave --jobs out")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    console, began, leads = wide_console(120), time.perf_counter(), rank == 0
+    console, began = wide_console(120), time.perf_counter()
     out = options.out or Path("results") / options.scale
     given = Options(
         scale=options.scale,
@@ -100,10 +101,9 @@ def reproduce(options: Reproduce) -> int:
         only=options.only,
         train_teachers=options.train_teachers or options.experiment == "zoo",
         students_only=options.students_only,
-        jobs=1 if count > 1 else options.processes,
+        jobs=1 if together else options.processes,
         threads=options.threads,
-        leads=leads,
-        progress=count == 1 and options.processes == 1,
+        progress=leads and (together or options.processes == 1),
         say=(lambda line: console.print(line, highlight=False)) if leads else silent,
     )
     if whole:

@@ -16,6 +16,7 @@ from torch import Tensor
 from cdeq import evaluation
 from cdeq.evaluation import SOLVERS, Explicit, Method, Quality, Row, Target
 from cdeq.solvers import Picard, Solver
+from cdeq.training.parallel import on_main_process
 from cdeq_experiments.configs.base import StudentConfig, TeacherConfig
 from cdeq_experiments.jobs import Job
 from cdeq_experiments.runs import Run
@@ -78,15 +79,14 @@ class Entry:
         if isinstance(made.way, Method):
             with suite.options.bar(f"{suite.title}: score {self.name}") as bar:
                 told = None if bar is None else lambda done, total: bar(done, total, {})
-                scores = suite.score_method(
-                    made.way, made.model, made.equilibria, self.counts, told
-                )
+                given = (made.way, made.model, made.equilibria, self.counts, told)
+                scores = on_main_process(partial(suite.score_method, *given))
             found["scores"] = {k: asdict(quality) for k, quality in scores.items()}
         elif self.method == SOLVED:
             tol = suite.config.tolerances.everyday or 0.0
-            found |= suite.converge(made.model, suite.data.test(), tol)
+            found |= on_main_process(partial(suite.converge, made.model, suite.data.test(), tol))
         else:
-            found |= suite.score_explicit(made.model)
+            found |= on_main_process(partial(suite.score_explicit, made.model))
         return {**found, **evaluation.provenance()}
 
     def rows(

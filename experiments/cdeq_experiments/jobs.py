@@ -1,9 +1,9 @@
-"""Jobs: one after another, in several processes, or shared by several copies of one command.
+"""Jobs: one after another, in several processes, or shared by several shells with the same command.
 
 All three are the same walk over the same list: a process that finds the run of a job free does it, one that finds it
 locked goes on to the next. At the end each waits for what the others are still doing, so that later jobs may rely on
-it. So the copies that torchrun starts, on one machine or on several with a common folder, share the work, and so do
-two shells with the same command.
+it. So shells on one machine, or on several with a common folder, share the work. The processes of torchrun are one
+walker: they do every job together.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from cdeq.training import process_rank
 from cdeq_experiments.options import ExperimentError, Options
 from cdeq_experiments.runs import Run
 
@@ -35,11 +36,8 @@ class Job:
 def run_jobs(jobs: Sequence[Job], options: Options, *, alone: bool = False) -> list[Any]:
     """The results of all jobs, in order.
 
-    `alone`: nothing else may run at the same time, since seconds are measured. The first copy of the command does
-    them one after another, and the others wait.
+    `alone`: one after another in this process, since seconds are measured.
     """
-    if alone and not options.leads:
-        return [job.run.awaited() for job in jobs]
     missing = [job for job in jobs if not job.run.done]
     if alone or min(options.jobs, len(missing)) <= 1:
         walk(missing, options)
@@ -50,9 +48,11 @@ def run_jobs(jobs: Sequence[Job], options: Options, *, alone: bool = False) -> l
 
 def walk(jobs: Sequence[Job], options: Options) -> None:
     """Do every job that is not done, and wait for those that other processes are doing."""
-    held = []
+    held, together = [], process_rank()[1] > 1
     for job in jobs:
-        if job.run.attempt(job.work):
+        if together:
+            job.run.result(job.work)
+        if together or job.run.attempt(job.work):
             options.say(f"{job.title}: done")
         else:
             held.append(job)
@@ -105,9 +105,3 @@ def _begin_worker(threads: int) -> None:
             os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-
-
-def copies() -> tuple[int, int]:
-    """Which copy of the command this is, and how many torchrun started; (0, 1) without it."""
-    found = os.environ
-    return (int(found["RANK"]), int(found["WORLD_SIZE"])) if "RANK" in found else (0, 1)

@@ -27,9 +27,7 @@ class Options:
     themselves.
 
     `jobs` are done at a time, each in a process of its own with `threads` threads (default: as many as torch
-    chooses, divided among them). `leads`: this process writes pages and prints; of several copies of one command,
-    as torchrun starts them, only the first does. `progress` draws bars on standard error; `say` is given a line now
-    and then.
+    chooses, divided among them). `progress` draws bars on standard error; `say` is given a line now and then.
     """
 
     scale: str
@@ -42,7 +40,6 @@ class Options:
     students_only: bool = False
     jobs: int = 1
     threads: int | None = None
-    leads: bool = True
     progress: bool = False
     say: Callable[[str], None] = silent
 

@@ -2,15 +2,16 @@
 
 A run is a folder. A training in it goes on from its last checkpoint, and the seconds it took stand beside that; a
 measurement in it is one JSON file, there or not there. Experiments that need the same teacher find the same folder.
-A run is locked while a process works on it; the lock of a process that is killed is released.
+A run is locked while a process works on it; the lock of a process that is killed is released. The processes of
+torchrun work on a run together: all make the same calls, the first one holds the lock, and it alone writes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,10 @@ from filelock import FileLock, Timeout
 from cdeq.evaluation import Training, described, timed_training
 from cdeq.files import atomic_write_text
 from cdeq.training.log import Progress
+from cdeq.training.parallel import from_main_process, is_main_process, on_main_process
 from cdeq_experiments.options import ExperimentError
 
 CONFIG, RESULT, LOCK = "run.json", "result.json", ".lock"
-PATIENCE = 0.2
-"""Seconds between two looks for a result that another process will write."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,17 @@ class Run:
         return FileLock(self.folder / LOCK)
 
     @property
+    def _held(self) -> AbstractContextManager[object]:
+        return self.lock if is_main_process() else nullcontext()
+
+    @property
     def done(self) -> bool:
-        return (self.folder / RESULT).exists()
+        return from_main_process((self.folder / RESULT).exists())
 
     def result(self, work: Callable[[], Any]) -> Any:
         """What `work()` gives, as plain JSON: kept from before, or done now."""
         if not self.done:
-            with self.lock:
+            with self._held:
                 self._do(work)
         return self.read()
 
@@ -69,14 +73,11 @@ class Run:
             return False
         return True
 
-    def awaited(self) -> Any:
-        """The result that another process will write."""
-        while not self.done:
-            time.sleep(PATIENCE)
-        return self.read()
-
     def read(self) -> Any:
         """The result that is there."""
+        return on_main_process(self._read)
+
+    def _read(self) -> Any:
         path = self.folder / RESULT
         try:
             return json.loads(path.read_text())
@@ -87,9 +88,14 @@ class Run:
 
     def _do(self, work: Callable[[], Any]) -> None:
         if not self.done:  # another process may just have done it
-            atomic_write_text(self.folder / RESULT, json.dumps(work(), indent=1) + "\n")
+            text = json.dumps(work(), indent=1) + "\n"
+            if is_main_process():
+                atomic_write_text(self.folder / RESULT, text)
 
     def train(self, bar: Progress | None, work: Callable[[Progress], object]) -> Training:
         """Train by `work(progress)`; what it took, over all attempts, is kept beside its checkpoint."""
-        with self.lock:
-            return timed_training(self.folder, work, bar)
+        with self._held:
+            if is_main_process():
+                return from_main_process(timed_training(self.folder, work, bar))
+            work(lambda done, total, metrics: None)
+            return from_main_process(None)

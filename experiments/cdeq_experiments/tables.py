@@ -18,6 +18,7 @@ import torch
 
 from cdeq import evaluation
 from cdeq.evaluation import Explicit, Method, Results, Row, TeacherResult
+from cdeq.training.parallel import is_main_process, on_main_process
 from cdeq_experiments.configs import table_configs
 from cdeq_experiments.configs.base import KINDS, Kind, SuiteConfig
 from cdeq_experiments.entries import SOLVED, entries_of, recordings_of
@@ -83,9 +84,9 @@ class Experiment:
                 rows=tuple(Row(**row) for part in parts for row in part["rows"]),
                 page=self.page(options.scale),
             )
-            if options.leads:
+            if is_main_process():
                 write_pages(results, options.out)
-        if self.publish and options.leads:
+        if self.publish:
             for suite in suites:
                 if suite.teacher_seed == 0:
                     options.say(suite.publish(results))
@@ -145,16 +146,18 @@ def measure_rows(suite: Suite) -> Part:
     ways = {e.name: e.make().way for e in entries if e.name in clocks.values()}
     solved = {e.name for e in entries if e.method == SOLVED}
     explicit = {name: way for name, way in ways.items() if isinstance(way, Explicit)}
+    measure = partial(
+        evaluation.measure_seconds,
+        {name: way for name, way in ways.items() if isinstance(way, Method)},
+        suite.teacher,
+        x,
+        counts.timed,
+        explicit={name: way for name, way in explicit.items() if name not in solved},
+        repeats=REPEATS,
+        others={name: way for name, way in explicit.items() if name in solved},
+    )
     with torch.no_grad():
-        seconds = evaluation.measure_seconds(
-            {name: way for name, way in ways.items() if isinstance(way, Method)},
-            suite.teacher,
-            x,
-            counts.timed,
-            explicit={name: way for name, way in explicit.items() if name not in solved},
-            repeats=REPEATS,
-            others={name: way for name, way in explicit.items() if name in solved},
-        )
+        seconds = on_main_process(measure)
     found = {entry.name: entry.run.read() for entry in entries}
     rows: list[Row] = []
     for entry in entries:

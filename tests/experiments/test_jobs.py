@@ -1,4 +1,4 @@
-"""Jobs: one after another, in several processes, or shared by copies of a command. Also the script of torchrun."""
+"""Jobs: one after another, in several processes, or shared by shells. Also the script of the shells."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from small import TEXT, use_small_data
 from builders import options
 from cdeq import cli
 from cdeq.evaluation import Results
-from cdeq_experiments.jobs import Job, copies, run_jobs
+from cdeq_experiments.jobs import Job, run_jobs
 from cdeq_experiments.options import ExperimentError, silent
 from cdeq_experiments.runs import Run
 
@@ -85,14 +85,6 @@ def test_what_others_are_doing_is_left_to_them_and_then_waited_for(tmp_path, mon
     assert seen == ["job 1", "job 2", "job 0"]
 
 
-def test_a_copy_that_does_not_lead_waits_for_what_is_measured_alone(tmp_path):
-    [job] = jobs(tmp_path, noted)
-    run_jobs([job], options(tmp_path), alone=True)
-    copy = replace(options(tmp_path), leads=False)
-    again = replace(job, work=lambda: pytest.fail("measured twice"))
-    assert run_jobs([again], copy, alone=True) == [job.run.read()]
-
-
 def test_options_are_silent_in_another_process(tmp_path):
     import pickle
 
@@ -100,14 +92,6 @@ def test_options_are_silent_in_another_process(tmp_path):
     sent = pickle.loads(pickle.dumps(asked))
     assert (sent.progress, sent.say) == (False, silent)
     assert replace(sent, progress=True, say=print) == asked
-
-
-def test_copies_are_those_of_torchrun(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    assert copies() == (0, 1)
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert copies() == (2, 4)
 
 
 # Processes.
@@ -181,13 +165,10 @@ def reproduce(root, *more):
         return cli.main([*ARGUMENTS, *places, *more])
 
 
-def start(root, *more, launcher=()):
-    command = [sys.executable, *launcher, __file__, "reproduce", str(root), *more]
+def start(root):
+    command = [sys.executable, __file__, "reproduce", str(root)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **pipes, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def rows(root):
@@ -201,29 +182,16 @@ def assert_same_numbers(two, one):
 
 
 @pytest.mark.slow
-def test_copies_under_torchrun_and_two_shells_make_what_one_process_makes(tmp_path):
-    torchrun = start(tmp_path / "torchrun", launcher=TORCHRUN)
-    output, errors = torchrun.communicate(timeout=300)
-    assert torchrun.returncode == 0, errors
-    assert output.count("seconds in all") == 1  # the other copy is silent
+def test_two_shells_make_what_one_process_makes(tmp_path):
     shells = [start(tmp_path / "shells") for _ in range(2)]
     for shell in shells:
         _, errors = shell.communicate(timeout=300)
         assert shell.returncode == 0, errors
     assert reproduce(tmp_path / "one") == 0
-    for name in ("torchrun", "shells"):
-        assert_same_numbers(rows(tmp_path / name), rows(tmp_path / "one"))
-        # All four clocks are of one student for each seed, which one of the processes trained.
-        students = list((tmp_path / name / "runs").glob(f"{TEXT.name}-paper-*"))
-        assert len(students) == 2
-
-
-@pytest.mark.slow
-def test_jobs_are_those_of_torchrun(tmp_path):
-    done = start(tmp_path, "--jobs", "2", launcher=TORCHRUN)
-    _, errors = done.communicate(timeout=300)
-    assert done.returncode != 0
-    assert "leave --jobs out" in errors
+    assert_same_numbers(rows(tmp_path / "shells"), rows(tmp_path / "one"))
+    # All four clocks are of one student for each seed, which one of the processes trained.
+    students = list((tmp_path / "shells" / "runs").glob(f"{TEXT.name}-paper-*"))
+    assert len(students) == 2
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cdeq.data import MissingDataError
+from cdeq.training import process_rank
 from cdeq_experiments.configs import select
 from cdeq_experiments.configs.base import Kind, SuiteConfig
-from cdeq_experiments.options import Options
+from cdeq_experiments.options import ExperimentError, Options
 from cdeq_experiments.suites.base import Suite
 from cdeq_experiments.suites.graphs import GraphSuite
 from cdeq_experiments.suites.images import ImageSuite
@@ -24,6 +25,11 @@ def make_suites(configs: list[SuiteConfig], options: Options) -> list[Suite]:
     """
     suites, seeds = [], tuple(range(options.seeds))
     for config in select(configs, options.only):
+        if config.kind == "graph" and process_rank()[1] > 1:
+            raise ExperimentError(
+                f"{config.title}: a graph is one state, which processes cannot share; without torchrun, --jobs "
+                "does several trainings at a time (--only names other data)"
+            )
         config = config.without_rivals() if options.students_only else config
         suite = KINDS[config.kind](config=config, options=options, seeds=seeds)
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
@@ -22,8 +22,10 @@ from cdeq.equilibrium.states import State
 from cdeq.evaluation import SOLVERS, Explicit, Method, Metric, Quality, Results, Training
 from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
 from cdeq.solvers import Anderson, solve_model
-from cdeq.training import FitConfig, TeachConfig, fit, teach
+from cdeq.training import FitConfig, TeachConfig, fit, own_part, process_rank, teach
+from cdeq.training.batches import FirstBatches
 from cdeq.training.log import Progress
+from cdeq.training.parallel import from_main_process, is_main_process, on_main_process
 from cdeq.training.segments import CarriedMemory
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryStore, record
@@ -51,7 +53,8 @@ SAVED, RECORDED = "student", "trajectories"
 class Data:
     """What a suite reads: training batches by number, the others once, in order; `valid` may be empty.
 
-    `digest` changes with the data; `sizes` are arguments of all models that the data give.
+    `digest` changes with the data; `sizes` are arguments of all models that the data give. `own_at`: this process's
+    part of a training batch, where the rest of it need not be read.
     """
 
     digest: str
@@ -59,6 +62,11 @@ class Data:
     batch_at: Callable[[int], Batch]
     valid: Callable[[], Iterable[Batch]]
     test: Callable[[], Iterable[Batch]]
+    own_at: Callable[[int], Batch] | None = None
+
+    def own_batch_at(self, update: int) -> Batch:
+        """This process's part of a training batch."""
+        return own_part(self.batch_at(update)) if self.own_at is None else self.own_at(update)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +96,9 @@ class Suite(ABC):
     def metrics(self) -> dict[str, Metric]:
         """By their names in a row: `metric`, and `top5` where there is one."""
 
-    def recorded_batches(self, mode: str, inputs: str) -> Iterable[Batch]:
+    def recorded_batches(self, mode: str, inputs: str) -> Sequence[Batch]:
         """What is distilled from: the first training batches, as many as the configuration of the mode says."""
-        return map(self.data.batch_at, range(self.config.recording[mode].batches or 0))
+        return FirstBatches(self.data.batch_at, self.config.recording[mode].batches or 0)
 
     # What a kind of data fills in: its models.
 
@@ -183,7 +191,8 @@ class Suite(ABC):
         config, folder = self.config, self.options.runs.parent / "models" / self.config.pretrained
         student, _ = self.train_student(config.students["corrected"], self.seeds[0])
         card = evaluation.card_of(results, config.title, config.pretrained, self.teaching)
-        write_pretrained(folder, student, card, self.sample_input())
+        if is_main_process():
+            write_pretrained(folder, student, card, self.sample_input())
         return f"the student is in {folder}"
 
     # The rest is the same for every kind of data.
@@ -267,7 +276,7 @@ class Suite(ABC):
     def _teach(self, model: Model, config: TeachConfig, run: Run, told: Progress) -> None:
         teach(
             model,
-            self.data.batch_at,
+            self.data.own_batch_at,
             config,
             task_loss=self.task_loss(model),
             carried=self.carried_memory(model),
@@ -286,7 +295,7 @@ class Suite(ABC):
     def _solve(self, run: Run, name: str, config: TeacherConfig) -> dict[str, Any]:
         model, training = self.train_equilibrium_model(name, config)
         tol, keep = self.config.tolerances.reference, partial(keep_state, run.folder)
-        found = self.converge(model, self.data.test(), tol, keep)
+        found = on_main_process(partial(self.converge, model, self.data.test(), tol, keep))
         about = {"parameters": evaluation.parameter_count(model), "seconds": training.seconds}
         return {**found, **about, **evaluation.provenance()}
 
@@ -339,7 +348,7 @@ class Suite(ABC):
         store, before = self.record(mode, config.solver, config.inputs)
 
         def work(told: Progress) -> None:
-            if (run.folder / SAVED).exists():
+            if from_main_process((run.folder / SAVED).exists()):
                 return
             student = distill(
                 self.teacher,
@@ -354,7 +363,7 @@ class Suite(ABC):
             if config.calibrated_steps is not None:
                 batches = self.recorded_batches(mode, config.inputs)
                 student.calibrate(batches, steps=config.calibrated_steps, confidence=None)
-            student.save(run.folder / SAVED)
+            on_main_process(lambda: student.save(run.folder / SAVED))
 
         training = self.train(run, f"distil {config.recipe}, seed {seed}", work)
         student = Student.load(run.folder / SAVED)
@@ -377,7 +386,7 @@ class Suite(ABC):
         objective = SolverObjective(solver, teacher, config.depth, weights)
         run = self.run(config.name, self.learned_solver_key(seed))
         identity = {"solver": solver.config, "depth": config.depth, "seed": seed}
-        draw = lambda update: batches[update % len(batches)]  # noqa: E731
+        draw = lambda update: batches[update % len(batches)].part(*process_rank())  # noqa: E731
         training = self._fit(run, config.name, objective, draw, config.fit, identity)
         return solver.eval().requires_grad_(False), training.after(before)
 
@@ -394,7 +403,7 @@ class Suite(ABC):
             self.explicit_objective(model),
             {"model": name, "config": model.config},
         )
-        training = self._fit(run, name, objective, self.data.batch_at, config.fit, identity)
+        training = self._fit(run, name, objective, self.data.own_batch_at, config.fit, identity)
         return model.eval().requires_grad_(False), training
 
     def _fit(

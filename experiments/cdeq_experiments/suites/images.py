@@ -17,6 +17,7 @@ from cdeq.data.image_sets import load_images, require_image_files
 from cdeq.data.images import Augmentation, ImageSet
 from cdeq.evaluation import Metric, accuracy, top_accuracy
 from cdeq.models.learned_solvers import HyperDEQ
+from cdeq.training import process_rank
 from cdeq.training.images import ImageBatches, in_order
 from cdeq.training.supervised import SupervisedObjective
 from cdeq.training.task_loss import cross_entropy
@@ -92,8 +93,10 @@ def images_in_folders(data: ImageData, path: Path) -> Data:
     for images in (train, test):
         for place in range(len(images)):
             digest.update(str(images.file(place).relative_to(path)).encode() + b"\n")
+    batches = partial(FolderBatches, files=train, batch=data.batch, size=data.size)
     return Data(
-        batch_at=FolderBatches(files=train, batch=data.batch, size=data.size).at,
+        batch_at=batches().at,
+        own_at=batches(part=process_rank()).at,
         valid=list,
         test=FolderBatches(files=test, batch=data.test_batch, size=data.size).in_order,
         sizes={"classes": len(train.classes)},

@@ -18,6 +18,7 @@ from cdeq.evaluation import Method, Metric, Quality, Results
 from cdeq.generation import VOCABULARY
 from cdeq.models.learned_solvers import HyperDEQ
 from cdeq.solvers import Anderson, solve_model
+from cdeq.training import is_main_process, own_part
 from cdeq.training.segments import CarriedMemory, ExplicitTextObjective, full_memory
 from cdeq.training.task_loss import TaskLoss
 from cdeq_experiments.suites.base import Batch, Data, Keep, Model, Suite
@@ -65,7 +66,7 @@ class TextSuite(Suite):
     def training(self) -> Streams:
         return self.streams(self.corpus.train)
 
-    def recorded_batches(self, mode: str, inputs: str) -> Iterable[Batch]:
+    def recorded_batches(self, mode: str, inputs: str) -> list[Batch]:
         """A text may have fewer segments than are asked for."""
         return list(super().recorded_batches(mode, inputs))[: len(self.training)]
 
@@ -76,15 +77,14 @@ class TextSuite(Suite):
 
     def carried_memory(self, model: Model) -> CarriedMemory:
         def left(memory: Memory) -> Memory:
-            context = model.inject(Segment(self.training.segment(0)[0], memory))
+            context = model.inject(Segment(own_part(self.training.segment(0)[0]), memory))
             return model.remember(model.start(context), context)
 
         return self._carried(left)
 
     def explicit_objective(self, model: Model) -> nn.Module:
-        carried = self._carried(
-            lambda memory: model(self.training.segment(0)[0], memory or None)[1]
-        )
+        tokens = own_part(self.training.segment(0)[0])
+        carried = self._carried(lambda memory: model(tokens, memory or None)[1])
         return ExplicitTextObjective(model, carried, seed=self.teacher_seed)
 
     @torch.no_grad()
@@ -168,5 +168,6 @@ class TextSuite(Suite):
         """With its words, so that it can generate."""
         told = super().publish(results)
         folder = self.options.runs.parent / "models" / self.config.pretrained
-        self.corpus.vocabulary.to_json(folder / VOCABULARY)
+        if is_main_process():
+            self.corpus.vocabulary.to_json(folder / VOCABULARY)
         return f"{told}: see cdeq generate --help"

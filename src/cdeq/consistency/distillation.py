@@ -29,7 +29,7 @@ from cdeq.training.draws import numbered_generator
 from cdeq.training.log import Progress
 from cdeq.training.loop import FitConfig
 from cdeq.training.loop import fit as run_fit
-from cdeq.training.parallel import from_main_process, is_main_process, process_rank
+from cdeq.training.parallel import from_main_process, process_rank
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryBatch, TrajectoryStore, record
 from cdeq.trajectories.nesting import check_loader, split_batch
@@ -146,30 +146,18 @@ def _record(
     tol: float,
     progress: bool | Progress | None,
 ) -> TrajectoryStore:
-    """What the recipe needs of the teacher, written by the main process and read by all."""
-    problem: Exception | None = None
-    if is_main_process():
-        try:
-            record(
-                check_contract(teacher),
-                _Tried(loader, teacher),
-                path,
-                solver=solver,
-                max_steps=max_steps,
-                tol=tol if recipe.store_mode == "endpoint" else 0.0,
-                mode=recipe.store_mode,
-                dtype=torch.promote_types(representative_tensor(teacher).dtype, torch.float32),
-                progress=progress,
-            )
-        except Exception as error:
-            problem = error
-    # So that no process waits for a recording that failed.
-    failed = from_main_process(None if problem is None else f"{type(problem).__name__}: {problem}")
-    if problem is not None:
-        raise problem
-    if failed is not None:
-        raise RuntimeError(f"the main process could not record the teacher: {failed}")
-    return TrajectoryStore.open(path)
+    """What the recipe needs of the teacher, recorded by all processes."""
+    return record(
+        check_contract(teacher),
+        _Tried(loader, teacher),
+        path,
+        solver=solver,
+        max_steps=max_steps,
+        tol=tol if recipe.store_mode == "endpoint" else 0.0,
+        mode=recipe.store_mode,
+        dtype=torch.promote_types(representative_tensor(teacher).dtype, torch.float32),
+        progress=progress,
+    )
 
 
 class _Tried:
@@ -229,8 +217,7 @@ def _fit_student(
 
     @lru_cache(maxsize=1)  # a graph is one batch, which is read only once
     def read(index: int) -> TrajectoryBatch:
-        batch = store[index]
-        return placed(batch.part(rank, world) if world > 1 else batch)
+        return placed(store[index].part(rank, world))
 
     identity = {
         "recipe": recipe.to_dict(),

@@ -105,8 +105,9 @@ class FolderBatches:
 
     Each epoch has an order of its own, in which an image comes at most once; those that do not fill a batch are left
     out. With `augment` an image is a random part of its file, of 0.08 to all of the area and a ratio of 3/4 to 4/3,
-    mirrored or not; without, the middle of it. `workers` processes decode ahead as long as batches are asked for one
-    after another; with none, a batch is decoded when it is asked for.
+    mirrored or not; without, the middle of it. `part` (rank, world): only this one of `world` equal parts of each batch
+    is decoded, for processes that share it. `workers` processes decode ahead as long as batches are asked for one after
+    another; with none, a batch is decoded when it is asked for.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class FolderBatches:
         size: int = 224,
         seed: int = 0,
         augment: bool = True,
+        part: tuple[int, int] = (0, 1),
         workers: int = 2,
     ):
         if not 1 <= batch <= len(files):
@@ -126,9 +128,13 @@ class FolderBatches:
             raise ValueError(
                 f"size must be at least 1 and workers at least 0, not {size} and {workers}"
             )
+        if batch % part[1]:
+            raise ValueError(
+                f"a batch of {batch} images cannot be shared evenly by {part[1]} processes"
+            )
         pillow()  # a user without it should learn of it here, not from a process
         self.files, self.standard, self.batch, self.size = files, standard, batch, size
-        self.seed, self.augment, self.workers = seed, augment, workers
+        self.seed, self.augment, self.part, self.workers = seed, augment, part, workers
         self._stream: Iterator[tuple[Tensor, Tensor]] | None = None
         self._next = 0
 
@@ -151,7 +157,9 @@ class FolderBatches:
 
     def starting_at(self, update: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of this update and all after it, without end."""
-        return self._decoded(map(self._keys, count(update)))
+        rank, size = self.part[0], self.batch // self.part[1]
+        own = slice(rank * size, (rank + 1) * size)
+        return self._decoded(self._keys(number)[own] for number in count(update))
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All images once, the middle of each, as they are listed; the last batch may be smaller."""

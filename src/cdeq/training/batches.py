@@ -26,6 +26,21 @@ def batches_by_number(data: Batches) -> Callable[[int], Any]:
     raise TypeError(f"batches come from a loader or a function, not from {type(data).__name__}")
 
 
+class FirstBatches(Sequence[Any]):
+    """The first `count` batches of a function of the update's number, each made when it is asked for."""
+
+    def __init__(self, batch_at: Callable[[int], Any], count: int):
+        self.batch_at, self._length = batch_at, count
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < self._length:
+            raise IndexError(f"batch {number} of {self._length}")
+        return self.batch_at(number)
+
+
 class _Numbered:
     """The batches of a loader in order, from the beginning again when it ends."""
 

@@ -15,7 +15,8 @@ from torch import nn
 from cdeq.files import remove_leftovers
 from cdeq.training.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint, write_checkpoint
 from cdeq.training.log import LOG, JsonLines, Progress, shown_progress
-from cdeq.training.parallel import is_main_process, mean_over_processes, replicate
+from cdeq.training.parallel import is_main_process, mean_over_processes
+from cdeq.training.sharding import replicate, whole
 
 Objective = nn.Module
 """forward(batch, update) -> (loss, metrics): a scalar to minimise and scalars to show."""
@@ -70,6 +71,7 @@ def fit(
 ) -> None:
     """Minimise the objective over `config.updates` updates.
 
+    An objective whose weights `shard_weights` divided among the processes stays so; any other is replicated.
     `batch_at(update)` must depend on the number alone; then a run that was cut short goes on from its last
     checkpoint in `folder` as if nothing had happened. `identity` says what is trained: a checkpoint with another
     identity is refused. `after_update(update)` is called after each step of the optimizer (an EMA, a projection).
@@ -144,7 +146,7 @@ def _run(
         size = nn.utils.clip_grad_norm_(
             weights.values(), math.inf if config.clip is None else config.clip
         )
-        if not bool(torch.isfinite(size)):
+        if not bool(torch.isfinite(whole(size))):
             raise FloatingPointError(
                 f"the gradient is not finite at update {update}; lower the learning rate"
             )
@@ -159,9 +161,5 @@ def _run(
                 log.write({"update": update, **shown, "seconds": time.perf_counter() - began})
             if show is not None:
                 show(done, config.updates, shown)
-        if (
-            folder is not None
-            and is_main_process()
-            and (done % config.checkpoint_every == 0 or done == config.updates)
-        ):
+        if folder is not None and (done % config.checkpoint_every == 0 or done == config.updates):
             write_checkpoint(folder, Checkpoint.of(objective, weights, optimizer, done), identity)

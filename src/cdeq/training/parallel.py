@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+
+from cdeq.equilibrium.trees import map_tensors
+
+T = TypeVar("T")
 
 
 def process_rank() -> tuple[int, int]:
@@ -35,6 +38,47 @@ def from_main_process(value: Any) -> Any:
     return box[0]
 
 
+def gathered(work: Callable[[], T]) -> list[T]:
+    """What `work()` gives in each process, by rank. If it fails in one it fails in all, so that none waits forever."""
+    world = process_rank()[1]
+    if world == 1:
+        return [work()]
+    mine, problem = None, None
+    try:
+        mine = work()
+    except Exception as error:
+        problem = error
+    words = None if problem is None else f"{type(problem).__name__}: {problem}"
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, (mine, words))
+    if problem is not None:
+        raise problem
+    for rank, (_, words) in enumerate(found):
+        if words is not None:
+            raise RuntimeError(f"process {rank} failed: {words}")
+    return [value for value, _ in found]
+
+
+def on_main_process(work: Callable[[], T]) -> T:
+    """What `work()`, done by the main process alone, gives: on every process."""
+    return gathered(lambda: work() if is_main_process() else None)[0]  # type: ignore[return-value]
+
+
+def own_part(batch: Any) -> Any:
+    """This process's share of a batch: of each tensor in it an equal part of the first axis, by rank."""
+    rank, world = process_rank()
+
+    def cut(tensor: Tensor) -> Tensor:
+        if len(tensor) % world:
+            raise ValueError(
+                f"a batch of {len(tensor)} samples cannot be shared evenly by {world} processes; "
+                "drop the last batch, or change the batch size"
+            )
+        return tensor.chunk(world)[rank]
+
+    return batch if world == 1 else map_tensors(cut, batch)
+
+
 @contextmanager
 def process_group() -> Iterator[None]:
     """The process group that torchrun set up, if it did: gloo on CPU, nccl on GPUs."""
@@ -44,20 +88,12 @@ def process_group() -> Iterator[None]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # The others wait while the main process records, which may take long.
+    # The others wait while the main process writes, scores or records, which may take long.
     dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(days=1))
     try:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def replicate(objective: nn.Module) -> nn.Module:
-    """The objective with gradients averaged over the processes; itself if there is one."""
-    if process_rank()[1] == 1:
-        return objective
-    # Some weights, such as those of a history module, take part in only some of the updates.
-    return DistributedDataParallel(objective, broadcast_buffers=False, find_unused_parameters=True)
 
 
 def mean_over_processes(metrics: dict[str, Tensor | float]) -> dict[str, float]:

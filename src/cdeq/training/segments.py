@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cdeq.equilibrium.memory import Memory
 from cdeq.training.draws import numbered_draws
+from cdeq.training.sharding import divided_rows, own_rows
 
 
 class CarriedMemory(nn.Module):
@@ -19,6 +20,7 @@ class CarriedMemory(nn.Module):
 
     `like`: a memory of full length, which says the shapes. `period`: updates in one pass over the text; each pass
     begins with no memory. A memory of fewer tokens (axis 1 of three) than the full ones is kept at their end.
+    Under torchrun `like` is that of this process's own texts: a checkpoint holds those of all.
     """
 
     lengths: Tensor
@@ -29,7 +31,7 @@ class CarriedMemory(nn.Module):
             raise ValueError(f"a text has at least 1 segment, not {period}")
         self.period, self.count = period, len(like)
         for i, tensor in enumerate(like):
-            self.register_buffer(f"memory_{i}", torch.zeros_like(tensor))
+            self.register_buffer(f"memory_{i}", divided_rows(torch.zeros_like(tensor)))
         self.register_buffer("lengths", torch.zeros(max(self.count, 1), dtype=torch.int64))
 
     def at(self, update: int) -> Memory:
@@ -64,7 +66,7 @@ class CarriedMemory(nn.Module):
                 part.copy_(new)
 
     def _parts(self) -> list[Tensor]:
-        return [self.get_buffer(f"memory_{i}") for i in range(self.count)]
+        return [own_rows(self.get_buffer(f"memory_{i}")) for i in range(self.count)]
 
 
 def full_memory(next_memory: Callable[[Memory], Memory]) -> Memory:

@@ -19,6 +19,7 @@ from cdeq.training.draws import numbered_draws, numbered_generator
 from cdeq.training.log import Progress
 from cdeq.training.loop import FitConfig, fit
 from cdeq.training.segments import CarriedMemory
+from cdeq.training.sharding import join_weights, shard_weights
 from cdeq.training.task_loss import TaskLoss, cross_entropy
 
 
@@ -110,6 +111,7 @@ def teach(
     *,
     task_loss: TaskLoss = cross_entropy,
     carried: CarriedMemory | None = None,
+    sharded: bool = False,
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
     progress: bool | Progress | None = None,
@@ -120,14 +122,23 @@ def teach(
 
     With `carried` the batches are consecutive segments (tokens, targets), and their memory passes through it.
     A model that offers `project()` is projected back onto its well-posed set after each update.
+    With `sharded` the processes of torchrun divide its weights, gradients and moments among them (FSDP2), for models
+    that would not fit otherwise; afterwards it is whole again in each. Its checkpoints are taken up by any number of
+    processes, divided or not.
     """
     check_contract(model)
     if carried is not None:
         require_memory(model)
     project = getattr(model, "project", None)
-    model.train()
+    if sharded and project is not None:
+        raise ValueError(
+            f"{type(model).__name__} projects its weights after each update, which needs them whole: sharded=False"
+        )
+    objective = TeachingObjective(model.train(), config, task_loss, carried)
+    if sharded:
+        shard_weights(objective)
     fit(
-        TeachingObjective(model, config, task_loss, carried),
+        objective,
         batches_by_number(data),
         config.fit,
         folder=folder,
@@ -136,6 +147,8 @@ def teach(
         progress=progress,
         title="teach",
     )
+    if sharded:
+        join_weights(objective)
     model.eval()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from cdeq.trajectories.fingerprint import Fingerprint
 
 FORMAT = 3
 MANIFEST = "manifest.json"
+NOTES = "shard-*.json"
 
 
 class StoreError(Exception):
@@ -51,6 +53,42 @@ class Shard:
     sha256: str
     batches: int
 
+    def check_file(self, folder: Path) -> None:
+        """Refuse a file that is missing or of another length; reads no content."""
+        path = folder / self.file
+        if not path.is_file():
+            raise DamagedStore(f"{path} is missing: restore it, or {_AGAIN}")
+        size = path.stat().st_size
+        if size != self.bytes:
+            raise DamagedStore(
+                f"{path} has {size} bytes instead of {self.bytes}: restore it, or {_AGAIN}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardNote:
+    """What the manifest will say of a finished shard: a file beside the shard until the manifest lists all.
+
+    So the processes of one recording need not write one file, and a recording that was cut short has what it finished.
+    `data` is the SHA-256 of its batches.
+    """
+
+    shard: Shard
+    data: str
+    structure: dict[str, Any]
+
+    def write(self, folder: Path, number: int) -> None:
+        text = json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+        atomic_write_text(folder / note_name(number), text + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> ShardNote:
+        try:
+            fields = json.loads(path.read_bytes())
+            return cls(**fields | {"shard": Shard(**fields["shard"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise _unreadable(path, error) from error
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -72,11 +110,13 @@ class Manifest:
     complete: bool = False
     format: int = FORMAT
 
-    def with_shard(self, shard: Shard, data: str, structure: dict[str, Any]) -> Manifest:
-        """The manifest after one more shard, recorded from batches with the hash `data`."""
-        fingerprint = {**self.fingerprint, "data": [*self.fingerprint["data"], data]}
+    def with_shards(self, notes: Sequence[ShardNote]) -> Manifest:
+        """The manifest that lists these shards, the first ones of the recording."""
         return replace(
-            self, shards=(*self.shards, shard), fingerprint=fingerprint, structure=structure
+            self,
+            shards=tuple(note.shard for note in notes),
+            fingerprint={**self.fingerprint, "data": [note.data for note in notes]},
+            structure=notes[0].structure,
         )
 
     def write(self, folder: Path) -> None:
@@ -113,14 +153,7 @@ class Manifest:
     def check_files(self, folder: Path) -> None:
         """Refuse a folder with a shard that is missing or of another length; reads no content."""
         for shard in self.shards:
-            path = folder / shard.file
-            if not path.is_file():
-                raise DamagedStore(f"{path} is missing: restore it, or {_AGAIN}")
-            size = path.stat().st_size
-            if size != shard.bytes:
-                raise DamagedStore(
-                    f"{path} has {size} bytes instead of {shard.bytes}: restore it, or {_AGAIN}"
-                )
+            shard.check_file(folder)
 
     def require_same(self, given: Manifest, folder: Path) -> None:
         """Refuse to go on with a recording that was begun with something else."""
@@ -161,6 +194,22 @@ def require_same_data(shard: Path, recorded: str | None, given: str | None) -> N
 
 def shard_name(number: int) -> str:
     return f"shard-{number:05d}.safetensors"
+
+
+def note_name(number: int) -> str:
+    return f"shard-{number:05d}.json"
+
+
+def read_notes(folder: Path) -> dict[int, ShardNote]:
+    """The shards of an unfinished recording, by number."""
+    paths = sorted(folder.glob(NOTES))
+    return {int(path.stem.removeprefix("shard-")): ShardNote.read(path) for path in paths}
+
+
+def remove_notes(folder: Path) -> None:
+    """Delete the notes of a recording that is complete, or of one whose manifest is gone."""
+    for path in folder.glob(NOTES):
+        path.unlink(missing_ok=True)
 
 
 def altered(path: Path) -> DamagedStore:

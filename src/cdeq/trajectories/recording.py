@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract, is_batched
 from cdeq.equilibrium.memory import Memory, Segment, require_memory
 from cdeq.equilibrium.states import map_state
 from cdeq.equilibrium.trees import map_tensors
-from cdeq.files import atomic_write_bytes, remove_leftovers
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 from cdeq.training.log import Progress, shown_progress
+from cdeq.training.parallel import gathered, is_main_process, on_main_process, process_rank
 from cdeq.trajectories.capture import CAPTURES, Settings
-from cdeq.trajectories.fingerprint import BatchDigest, solver_fingerprint, teacher_fingerprint
-from cdeq.trajectories.manifest import (
-    MANIFEST,
-    Manifest,
-    Shard,
-    UnsolvedBatch,
-    require_same_data,
-    shard_name,
-)
+from cdeq.trajectories.fingerprint import solver_fingerprint, teacher_fingerprint
+from cdeq.trajectories.manifest import Manifest, ShardNote, UnsolvedBatch
 from cdeq.trajectories.nesting import check_loader, flatten_batch, split_batch
-from cdeq.trajectories.store import DTYPES, TrajectoryStore, batch_key
+from cdeq.trajectories.shards import ShardWriter, begin_recording, finish_recording
+from cdeq.trajectories.store import DTYPES, TrajectoryStore
 
 TOLERANCES = {"full": 0.0, "endpoint": TOL}
 
@@ -66,13 +57,18 @@ def record(
     `progress`: True draws a bar; or a function `(done, total, metrics)` called after each batch, `total` None if the
         loader has no length.
 
-    Shards are written whole, and the manifest after each: a kill at any instant leaves a folder
-    that the same call completes, to the same bytes. It then reads the finished shards' batches from
-    the loader again, to see that they are the same, so their order must not change. A complete
-    folder is returned as it is, the loader unread; `TrajectoryStore.check` compares the data too.
+    Shards are written whole, with a note beside each until the manifest lists them all: a kill at any
+    instant leaves a folder that the same call completes, to the same bytes. It then reads the finished
+    shards' batches from the loader again, to see that they are the same, so their order must not
+    change. A complete folder is returned as it is, the loader unread; `TrajectoryStore.check` compares
+    the data too.
+    Under torchrun every process makes this same call, with the same batches, and solves for its own share
+    of the shards, in a folder that all of them see; the store is the one that a single process makes.
+    Of a sequence a process reads only its own batches, of another loader all. With `carried` the first
+    process records alone. Another number of processes may finish what some began.
     A sample whose residual is not finite is refused (UnsolvedBatch); one that merely has not converged
     is kept, and counted by `TrajectoryStore.unconverged`.
-    One process at a time writes a folder. Writing a shard takes three times its size in memory.
+    One recording at a time writes a folder. Writing a shard takes three times its size in memory.
     """
     check_contract(model)
     check_loader(loader)
@@ -104,60 +100,56 @@ def record(
     )
     if carried:
         require_memory(model)
-    manifest = _begin(Path(folder), manifest)
-    if not manifest.complete:
+    folder = Path(folder)
+    found, finished = on_main_process(lambda: begin_recording(folder, manifest))
+    found.require_same(manifest, folder)  # of a process whose teacher is another
+    if not found.complete:
         settings = Settings(solver=solver, max_steps=max_steps, tol=tol, dtype=dtype)
-        with _evaluating(model), torch.no_grad():
-            writer = _Writer(Path(folder), manifest)
+        # A memory passes from each batch to the next: one process records, and the others wait.
+        rank, world = process_rank() if not carried else (process_rank()[0], 1)
+        writer = ShardWriter(folder, manifest, finished, rank, world)
+
+        def write() -> dict[int, ShardNote]:
+            if rank >= world:
+                return {}
             memory = _memory_left(model, writer) if carried else None
-            with shown_progress(progress, "record") as show:
-                _fill(writer, model, loader, settings, memory, show)
+            shown = progress if is_main_process() else None
+            with _evaluating(model), torch.no_grad(), shown_progress(shown, "record") as show:
+                return _fill(writer, model, loader, settings, memory, show)
+
+        notes = {number: note for part in gathered(write) for number, note in part.items()}
+        on_main_process(lambda: finish_recording(folder, manifest, notes))
     return TrajectoryStore.open(folder)
 
 
-def _begin(folder: Path, manifest: Manifest) -> Manifest:
-    """The manifest to go on from: the folder's own if it has one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / MANIFEST).exists():
-        found = Manifest.read(folder)
-        found.require_same(manifest, folder)
-        found.check_files(folder)
-        manifest = found
-    else:
-        manifest.write(folder)
-    for pattern in ("shard-*.safetensors", MANIFEST):
-        remove_leftovers(folder, pattern)
-    return manifest
-
-
 def _fill(
-    writer: _Writer,
+    writer: ShardWriter,
     model: EquilibriumModel,
     loader: Iterable[Any],
     settings: Settings,
     memory: Memory | None,
     progress: Progress | None,
-) -> None:
-    """Pass over the loader: check the batches of finished shards, solve the others.
+) -> dict[int, ShardNote]:
+    """Pass over the batches of this process's shards: check those of finished ones, solve the others.
 
     `memory`: what the batches of the finished shards leave for the next one; None without memory.
     """
     capture, device = CAPTURES[writer.manifest.mode], _device_of(model)
     limit = writer.manifest.max_batches
     total = _length(loader, limit)
-    for done, batch in enumerate(islice(loader, limit), start=1):
+    for index, batch in _own_batches(loader, limit, writer):
         x, y = split_batch(batch)
         structure, tensors = flatten_batch(x, y)
-        if not writer.skips:
+        if not writer.is_finished(index):
             kept_structure, kept_tensors = structure, tensors
             if memory is not None:
-                _require_tokens(x, done - 1)
+                _require_tokens(x, index)
                 x = Segment(x, memory or require_memory(model).no_memory(len(x)))
                 kept_structure, kept_tensors = flatten_batch(x, y)
             x = x if device is None else map_tensors(lambda t: t.to(device), x)
             context = model.inject(x)
             captured = capture(model, context, settings)
-            _require_finite(captured.tensors["residual"], done - 1)
+            _require_finite(captured.tensors["residual"], index)
             if memory is not None:
                 # As it is stored: a resumed run has no other.
                 rounded = map_state(lambda t: t.to(settings.dtype).to(t.dtype), captured.endpoint)
@@ -165,19 +157,30 @@ def _fill(
             state = {"tuple": captured.is_tuple, "tensors": len(captured.tensors) - 2}
             # Copies, since a loader may reuse its memory, and safetensors refuses two views of one.
             inputs = {n: t.to("cpu", copy=True).contiguous() for n, t in kept_tensors.items()}
-            writer.keep({**kept_structure, "state": state}, inputs | captured.tensors)
-        writer.count(structure, tensors)
+            writer.keep(index, {**kept_structure, "state": state}, inputs | captured.tensors)
+        writer.count(index, structure, tensors)
         if progress is not None:
-            progress(done, total, {})
-    writer.close()
+            progress(index + 1, total, {})
+    return writer.close()
 
 
-def _memory_left(model: EquilibriumModel, writer: _Writer) -> Memory:
+def _own_batches(
+    loader: Iterable[Any], limit: int | None, writer: ShardWriter
+) -> Iterator[tuple[int, Any]]:
+    """The batches of this process's shards with their numbers; of a sequence the others are not even read."""
+    if isinstance(loader, Sequence):
+        indexes = filter(writer.owns, range(len(loader))[:limit])
+        return ((index, loader[index]) for index in indexes)
+    return (pair for pair in enumerate(islice(loader, limit)) if writer.owns(pair[0]))
+
+
+def _memory_left(model: EquilibriumModel, writer: ShardWriter) -> Memory:
     """What the last batch of the finished shards leaves behind; nothing where there is none."""
-    if not writer.finished:
+    notes = [writer.finished[number] for number in sorted(writer.finished)]
+    if not notes:
         return ()
     device = _device_of(model)
-    finished = TrajectoryStore(writer.folder, writer.manifest, verify=True)
+    finished = TrajectoryStore(writer.folder, writer.manifest.with_shards(notes), verify=True)
     last = finished[len(finished) - 1]
     context = model.inject(
         last.x if device is None else map_tensors(lambda t: t.to(device), last.x)
@@ -203,73 +206,6 @@ def _require_finite(residual: Tensor, index: int) -> None:
             f"{len(residual)} samples, the first of them number {unsolved[0]}. It has no equilibrium "
             "there to learn from: look for NaN or infinity in its weights and in this input"
         )
-
-
-class _Writer:
-    """Gathers batches into shards, and shards into the manifest."""
-
-    def __init__(self, folder: Path, manifest: Manifest):
-        self.folder, self.manifest = folder, manifest
-        self.finished = len(manifest.shards)
-        self.number = 0  # of the current shard
-        self.batches = 0  # in it
-        self.tensors: dict[str, Tensor] = {}
-        self.digest = BatchDigest()
-        self.structure = manifest.structure
-
-    @property
-    def skips(self) -> bool:
-        """Whether the current shard was finished by an earlier run."""
-        return self.number < self.finished
-
-    def keep(self, structure: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Add a batch's tensors to the current shard."""
-        index = self.number * self.manifest.batches_per_shard + self.batches
-        if self.structure is None:
-            self.structure = structure
-        elif structure != self.structure:
-            raise ValueError(
-                f"batch {index} is nested as {structure}, the ones before it as {self.structure}"
-            )
-        self.tensors |= {f"{batch_key(index)}.{name}": t for name, t in tensors.items()}
-
-    def count(self, structure: dict[str, Any], inputs: dict[str, Tensor]) -> None:
-        """Take note of a batch's inputs; the last one of a shard finishes it."""
-        self.digest.update(structure, inputs)
-        self.batches += 1
-        if self.batches == self.manifest.batches_per_shard:
-            self._finish_shard()
-
-    def close(self) -> None:
-        """Finish the last shard and the store."""
-        if self.batches:
-            self._finish_shard()
-        if self.skips:
-            missing = self.folder / self.manifest.shards[self.number].file
-            require_same_data(missing, self.manifest.fingerprint["data"][self.number], None)
-        if self.number == 0:
-            raise ValueError("the loader gave no batches")
-        self.manifest = replace(self.manifest, complete=True)
-        self.manifest.write(self.folder)
-
-    def _finish_shard(self) -> None:
-        path, data = self.folder / shard_name(self.number), self.digest.hexdigest()
-        if self.skips:
-            require_same_data(path, self.manifest.fingerprint["data"][self.number], data)
-        else:
-            assert self.structure is not None
-            content = save(self.tensors)
-            atomic_write_bytes(path, content)
-            shard = Shard(
-                file=path.name,
-                bytes=len(content),
-                sha256=hashlib.sha256(content).hexdigest(),
-                batches=self.batches,
-            )
-            self.manifest = self.manifest.with_shard(shard, data, self.structure)
-            self.manifest.write(self.folder)
-        self.number, self.batches = self.number + 1, 0
-        self.tensors, self.digest = {}, BatchDigest()
 
 
 @contextmanager

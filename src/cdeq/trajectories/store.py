@@ -23,6 +23,7 @@ from cdeq.trajectories.manifest import (
     IncompleteStore,
     Manifest,
     altered,
+    read_notes,
     require_same,
     require_same_data,
     shard_name,
@@ -59,7 +60,7 @@ class TrajectoryStore:
         manifest = Manifest.read(folder)
         if not manifest.complete:
             raise IncompleteStore(
-                f"{folder} holds {len(manifest.shards)} shards of an unfinished recording: "
+                f"{folder} holds {len(read_notes(folder))} shards of an unfinished recording: "
                 "call record again with the same arguments to finish it"
             )
         manifest.check_files(folder)
@@ -219,12 +220,14 @@ class TrajectoryBatch:
         return TrajectoryBatch(self._store, self.index - 1, self._rows, self._device, self._dtype)
 
     def part(self, rank: int, world: int) -> TrajectoryBatch:
-        """The `rank`-th of `world` equal parts of the samples, for data-parallel training.
+        """The `rank`-th of `world` equal parts of the samples, for data-parallel training; itself if there is one.
 
         Cuts the states, the residual, and each tensor of x and y whose first axis has B entries.
         """
         if not 0 <= rank < world:
             raise ValueError(f"rank must be from 0 to {world - 1}, not {rank}")
+        if world == 1:
+            return self
         name = f"batch {self.index} of {self._store.folder}"
         if not self._store.manifest.batched:
             raise ValueError(f"{name} cannot be divided: its state has no batch axis")
