@@ -49,6 +49,7 @@ def graph_config(
     *,
     width: int = 64,
     kappa: float = 0.95,
+    weight_decay: float = 1e-3,
     optional: bool = False,
 ) -> base.SuiteConfig:
     """A graph at a scale; settings were chosen on the validation nodes of seed 0."""
@@ -58,7 +59,7 @@ def graph_config(
 
     warmup_updates, decay = min(10, budget.teacher_updates // 10), {"weight_decay": 1e-3}
     teaching = TeachConfig(
-        fit=fit(budget.teacher_updates, warmup_updates=warmup_updates, **decay),
+        fit=fit(budget.teacher_updates, warmup_updates=warmup_updates, weight_decay=weight_decay),
         gradient=Implicit(tol=1e-2, max_steps=20),
         tol=1e-3,
         depths=(20, 40),
@@ -120,8 +121,8 @@ LONGER = GraphBudget(teacher_updates=200)
 
 DIGITS = graph_config("Digits", "digits", TINY, width=32)
 BLOCKS = graph_config("Block model", "blocks", TINY, width=16)
-PUBMED = graph_config("PubMed", "pubmed", SMALL)
-AMAZON_COMPUTERS = graph_config("Amazon Computers", "amazon-computers", SMALL)
+PUBMED = graph_config("PubMed", "pubmed", SMALL, weight_decay=0.1)
+AMAZON_COMPUTERS = graph_config("Amazon Computers", "amazon-computers", SMALL, kappa=0.8)
 COAUTHOR_PHYSICS = graph_config("Coauthor Physics", "coauthor-physics", SMALL)
 SMALL_ARXIV = graph_config("ogbn-arxiv", "ogbn-arxiv", LONGER, optional=True, **LARGE)
 ARXIV = graph_config("ogbn-arxiv", "ogbn-arxiv", PAPER, **LARGE)
