@@ -50,7 +50,9 @@ class OnPaper(TorchDispatchMode):
         hosted = [t for t in given if not self._is_here(t) and t.ndim]
         if func not in COPIES and hosted and any(self._is_here(t) for t in given):
             sizes = ", ".join(str(tuple(t.shape)) for t in hosted)
-            raise WrongDevice(f"{func} meets tensors on the device and on the CPU, of shape {sizes}")
+            raise WrongDevice(
+                f"{func} meets tensors on the device and on the CPU, of shape {sizes}"
+            )
         result = self._answer(func, args, kwargs)
         # Where it says, or where what it is made of is; what is made of nothing, on the CPU.
         on_host = (kwargs.get("device") or CPU) == CPU and (bool(hosted) or not given)
@@ -76,7 +78,9 @@ class OnPaper(TorchDispatchMode):
         if func is aten.nonzero.default and not known:
             return first.new_empty((first.numel(), first.ndim), dtype=torch.int64)
         if func is aten.mm.default and first.layout == torch.sparse_csr and not known:
-            return args[1].new_empty((first.shape[0], args[1].shape[1]))  # torch has no such product
+            return args[1].new_empty(
+                (first.shape[0], args[1].shape[1])
+            )  # torch has no such product
         if func is aten.empty.memory_format and _is_large_on_host(args[0], kwargs):
             return func(*args, **{**kwargs, "device": DEVICE})
         return func(*args, **kwargs)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from cdeq.data.graphs import Graph
 from cdeq.equilibrium.memory import Segment
 from cdeq.equilibrium.states import State, map_state
 from cdeq.evaluation import SOLVERS, parameter_count
-from cdeq.training import FitConfig, TeachConfig, teach
+from cdeq.training import FitConfig, teach
 from cdeq.training.segments import full_memory
 from cdeq.training.task_loss import cross_entropy
 from cdeq.trajectories import TrajectoryStore
@@ -40,6 +42,8 @@ from on_paper import DEVICE, OnPaper
 LIMIT = 80.0
 """GB of a large GPU."""
 STUDENTS = ("paper", "corrected")
+LAST = 2
+"""Updates of a student: one may be of a batch with nothing before it."""
 STAGES = ("pretraining", "teaching", "record endpoint", "record full", *STUDENTS)
 
 
@@ -188,13 +192,15 @@ def stages(
     teacher = config.teacher
     for name, how in (("pretraining", teacher.pretraining), ("teaching", teacher.teaching)):
         if how is not None:
-            once = replace(how, fit=shortened(how.fit), pretrain_updates=min(how.pretrain_updates, 1))
-            yield name, lambda once=once: teach(model, lambda update: batch, once, task_loss=loss)
+            once = replace(
+                how, fit=shortened(how.fit), pretrain_updates=min(how.pretrain_updates, 1)
+            )
+            yield name, partial(teach, model, [batch], once, task_loss=loss)
     model.requires_grad_(False)
     for weight in model.parameters():
         weight.grad = None
     for mode in ("endpoint", "full"):
-        yield f"record {mode}", lambda mode=mode: capture(config, model, batch[0], mode)
+        yield f"record {mode}", partial(capture, config, model, batch[0], mode)
     with torch.no_grad():
         state = model.start(model.inject(batch[0]))
     for name in STUDENTS:
@@ -204,16 +210,23 @@ def stages(
             part: 1 for part in ("start_updates", "correction_updates") if getattr(recipe, part)
         }
         store = StoreOnPaper(config, batch, state, recipe.store_mode)
-        yield (
-            name,
-            lambda student=student, recipe=recipe, store=store, first=first: distill(
-                model,
-                store,
-                recipe=replace(recipe, **first),
-                fit=shortened(student.fit, updates=2),
-                task_loss=loss,
-            ),
-        )
+        given = {"recipe": replace(recipe, **first), "fit": shortened(student.fit, LAST)}
+        yield name, partial(updates_of_student, model, store, task_loss=loss, **given)
+
+
+class Trained(Exception):
+    """All updates of a student are done."""
+
+
+def updates_of_student(teacher: nn.Module, store: TrajectoryStore, **given: Any) -> None:
+    """`distill` up to its last update; what it then measures, for certified solving, is no part of a training."""
+
+    def watch(done: int, total: int | None, metrics: Any) -> None:
+        if total == done == LAST:
+            raise Trained
+
+    with suppress(Trained):
+        distill(teacher, store, progress=watch, **given)
 
 
 def shortened(fit: FitConfig, updates: int = 1) -> FitConfig:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 import tyro
 
-from cdeq.cli import check_counts, wide_console
+from cdeq.cli import Placed, check_counts, wide_console
 from cdeq_experiments.options import ExperimentError, Options, silent
 
 Tables = Literal["table1", "table2", "table3", "zoo", "inductive", "teachers"]
@@ -24,7 +24,7 @@ Ablations = Literal[Paper, "recipe", "corrected", "updates"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduce:
+class Reproduce(Placed):
     """Run one of the paper's tables, with ours beside it, and write it as JSON, Markdown and PNG.
 
     Work that was done before is not done again; a run that was cut short is resumed.
@@ -81,6 +81,7 @@ def reproduce(options: Reproduce) -> int:
     from cdeq_experiments.registry import EXPERIMENTS, require_data
 
     rank, count = copies()
+    placement = options.placement(training=True)
     if count > 1 and options.jobs is not None:
         raise ExperimentError("torchrun says how many processes there are: leave --jobs out")
     if options.threads is not None:
@@ -94,6 +95,7 @@ def reproduce(options: Reproduce) -> int:
         out=out,
         seeds=options.seeds or (1 if options.scale == "tiny" else 3),
         only=options.only,
+        placement=placement,
         jobs=1 if count > 1 else options.processes,
         threads=options.threads,
         leads=leads,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cdeq.placement import ON_CPU, Placement
 from cdeq.training.log import ProgressBar
 
 
@@ -26,7 +27,7 @@ class Options:
     `jobs` are done at a time, each in a process of its own with `threads` threads (default: as many as torch
     chooses, divided among them). `leads`: this process writes pages and prints; of several copies of one command,
     as torchrun starts them, only the first does. `progress` draws bars on standard error; `say` is given a line now
-    and then.
+    and then. `placement`: the device of everything, and the precision that models are trained in.
     """
 
     scale: str
@@ -35,6 +36,7 @@ class Options:
     out: Path
     seeds: int
     only: tuple[str, ...] = ()
+    placement: Placement = ON_CPU
     jobs: int = 1
     threads: int | None = None
     leads: bool = True

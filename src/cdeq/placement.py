@@ -7,6 +7,7 @@ becomes a state (`in_single`), and the solvers' own products, sums over a whole 
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
@@ -27,7 +28,10 @@ class PlacementError(ValueError):
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The device of this name; refuses, in one line, one that this torch or this machine does not have."""
+    """The device of this name; refuses, in one line, one that this torch or this machine does not have.
+
+    Under torchrun `cuda` is that of the process, by its number on the machine.
+    """
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -36,6 +40,8 @@ def find_device(name: str | torch.device) -> torch.device:
         ) from None
     if device.type == "cuda" and not torch.backends.cuda.is_built():
         raise PlacementError(f"device {name}: this torch has no CUDA")
+    if device == torch.device("cuda") and "LOCAL_RANK" in os.environ:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if device.type == "meta":
         raise PlacementError("device meta: it knows shapes only, and computes no numbers")
     try:
@@ -103,6 +109,9 @@ class Placement:
     def scaler(self) -> torch.amp.GradScaler:
         """What keeps small gradients from vanishing in fp16; it does nothing in other precisions."""
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+
+
+ON_CPU = Placement(device=torch.device("cpu"))
 
 
 def not_cast(like: State) -> AbstractContextManager[Any]:

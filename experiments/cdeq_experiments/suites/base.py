@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from cdeq.consistency import Student, distill
 from cdeq.equilibrium.states import State
 from cdeq.evaluation import SOLVERS, Explicit, Method, Metric, Quality, Results, Training
 from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
+from cdeq.placement import ON_CPU, moved
 from cdeq.solvers import Anderson, solve_model
 from cdeq.training import FitConfig, TeachConfig, fit, teach
+from cdeq.training.batches import moved_batches
 from cdeq.training.log import Progress
 from cdeq.training.segments import CarriedMemory
 from cdeq.training.task_loss import TaskLoss, cross_entropy
@@ -183,7 +185,7 @@ class Suite(ABC):
         student, _ = self.train_student(config.students["corrected"], self.seeds[0])
         about = {"teaching": evaluation.described(config.teacher)}
         card = evaluation.card_of(results, config.title, config.pretrained, about)
-        write_pretrained(folder, student, card, self.sample_input())
+        write_pretrained(folder, student.cpu(), card, moved(self.sample_input(), ON_CPU.device))
         return f"the student is in {folder}"
 
     # The rest is the same for every kind of data.
@@ -195,12 +197,22 @@ class Suite(ABC):
 
     @cached_property
     def data(self) -> Data:
-        return self.open_data()
+        """What `open_data` reads, where everything is computed."""
+        found, here = self.open_data(), self.options.placement.device
+        return replace(
+            found,
+            batch_at=moved_batches(found.batch_at, here),
+            valid=lambda: (moved(batch, here) for batch in found.valid()),
+            test=lambda: (moved(batch, here) for batch in found.test()),
+        )
 
     @property
     def data_key(self) -> Key:
         """What everything depends on."""
-        return {"data": self.config.data, "digest": self.data.digest, "seed": self.teacher_seed}
+        place, found = self.options.placement, {"digest": self.data.digest}
+        if place != ON_CPU:
+            found |= {"device": place.device.type, "precision": place.precision}
+        return {"data": self.config.data, **found, "seed": self.teacher_seed}
 
     def run(self, name: str, key: Key) -> Run:
         return Run.of(self.options.runs, f"{self.config.name}-{name}", key)
@@ -209,6 +221,10 @@ class Suite(ABC):
         """A training with its bar."""
         with self.options.bar(f"{self.title}: {title}") as bar:
             return run.train(bar, work)
+
+    def build(self, make: Callable[[], Any], seed: int) -> Any:
+        """A module with the random numbers of a seed, on the device."""
+        return build_seeded(make, seed).to(self.options.placement.device)
 
     # Equilibrium models.
 
@@ -237,7 +253,7 @@ class Suite(ABC):
 
     def train_equilibrium_model(self, name: str, config: TeacherConfig) -> tuple[Model, Training]:
         """Built with the teacher's seed; shallow first, if so asked, whose seconds are included."""
-        model: Model = build_seeded(lambda: config.build(**self.data.sizes), self.teacher_seed)
+        model: Model = self.build(lambda: config.build(**self.data.sizes), self.teacher_seed)
         training = Training()
         for stage, key in self._stages(config):
             run, before = self.run(stage or name, key), training.seconds
@@ -254,6 +270,7 @@ class Suite(ABC):
             carried=self.carried_memory(model),
             folder=run.folder,
             identity={"teach": repr(config), "model": model.config},
+            precision=self.options.placement.precision,
             progress=told,
         )
 
@@ -275,7 +292,7 @@ class Suite(ABC):
         """The states of a model on the test data, solved now or before."""
         job = self.equilibria(*which)
         job.run.result(job.work)
-        return KeptStates(job.run.folder)
+        return KeptStates(job.run.folder, self.options.placement.device)
 
     # Students and learned solvers.
 
@@ -330,6 +347,7 @@ class Suite(ABC):
                 folder=run.folder,
                 task_loss=self.task_loss(self.teacher),
                 seed=seed,
+                precision=self.options.placement.precision,
                 progress=told,
             )
             if config.calibrated_steps is not None:
@@ -338,7 +356,7 @@ class Suite(ABC):
             student.save(run.folder / SAVED)
 
         training = self.train(run, f"distil {config.recipe}, seed {seed}", work)
-        student = Student.load(run.folder / SAVED)
+        student = Student.load(run.folder / SAVED).to(self.options.placement.device)
         if config.clock is not None:
             student.recipe = replace(student.recipe, decay=config.clock)
         return student, training.after(before)
@@ -352,13 +370,14 @@ class Suite(ABC):
         config, teacher = self.config.learned_solver, self.teacher
         assert config is not None
         store, before = self.record("endpoint")
-        batches = list(store) if len(store) == 1 else store  # a graph is read only once
-        solver = build_seeded(lambda: self.build_learned_solver(teacher), seed)
+        place = (self.options.placement.device, torch.float32)
+        read = lru_cache(maxsize=1)(lambda i: store[i].to(*place))  # a graph is read only once
+        solver = self.build(lambda: self.build_learned_solver(teacher), seed)
         weights = SolverLossWeights(anneal=config.fit.updates)
         objective = SolverObjective(solver, teacher, config.depth, weights)
         run = self.run(config.name, self.learned_solver_key(seed))
         identity = {"solver": solver.config, "depth": config.depth, "seed": seed}
-        draw = lambda update: batches[update % len(batches)]  # noqa: E731
+        draw = lambda update: read(update % len(store))  # noqa: E731
         training = self._fit(run, config.name, objective, draw, config.fit, identity)
         return solver.eval().requires_grad_(False), training.after(before)
 
@@ -370,7 +389,7 @@ class Suite(ABC):
     def train_explicit(self, name: str) -> tuple[Model, Training]:
         """An explicit model on the same training data."""
         config, run = self.config.explicit[name], self.run(name, self.explicit_key(name))
-        model: Model = build_seeded(lambda: config.build(**self.data.sizes), self.teacher_seed)
+        model: Model = self.build(lambda: config.build(**self.data.sizes), self.teacher_seed)
         objective, identity = (
             self.explicit_objective(model),
             {"model": name, "config": model.config},
@@ -388,6 +407,7 @@ class Suite(ABC):
         identity: Key,
     ) -> Training:
         given: dict[str, Any] = {"folder": run.folder, "identity": identity}
+        given["precision"] = self.options.placement.precision
         work = partial(fit, objective.train(), data, config, **given)
         return self.train(run, title, lambda told: work(progress=told))
 

@@ -76,15 +76,13 @@ class TextSuite(Suite):
 
     def carried_memory(self, model: Model) -> CarriedMemory:
         def left(memory: Memory) -> Memory:
-            context = model.inject(Segment(self.training.segment(0)[0], memory))
+            context = model.inject(Segment(self.data.batch_at(0)[0], memory))
             return model.remember(model.start(context), context)
 
         return self._carried(left)
 
     def explicit_objective(self, model: Model) -> nn.Module:
-        carried = self._carried(
-            lambda memory: model(self.training.segment(0)[0], memory or None)[1]
-        )
+        carried = self._carried(lambda memory: model(self.data.batch_at(0)[0], memory or None)[1])
         return ExplicitTextObjective(model, carried, seed=self.teacher_seed)
 
     @torch.no_grad()
