@@ -34,6 +34,7 @@ from cdeq.training.task_loss import cross_entropy
 from cdeq.trajectories import TrajectoryStore
 from cdeq.trajectories.capture import CAPTURES, Settings
 from cdeq.trajectories.manifest import Manifest
+from cdeq.trajectories.store import STATES_ON_DEVICE
 from cdeq_experiments.configs import SUITES
 from cdeq_experiments.configs.base import SuiteConfig
 from common import Measurement, Options, markdown_table
@@ -114,16 +115,17 @@ def batch_of(config: SuiteConfig, model: Any) -> tuple[Any, Tensor]:
 
 
 class Recorded:
-    """A recorded batch whose states have been read to the device; all of them, as after many updates."""
+    """A recorded batch whose states have been read to the device, as many as are kept there."""
 
     def __init__(self, batch: tuple[Any, Tensor], state: State, steps: int, index: int):
         self.x, self.y = batch
         self.like, self.steps, self.index = state, steps, index
-        self.states = [map_state(torch.empty_like, state) for _ in range(steps + 1)]
-        self.endpoint = self.states[-1]
+        kept = min(steps, STATES_ON_DEVICE)
+        self.states = [map_state(torch.empty_like, state) for _ in range(kept)]
+        self.endpoint = map_state(torch.empty_like, state)
 
     def state(self, k: int) -> State:
-        return self.states[k]
+        return self.states[k % len(self.states)]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Recorded:
         return self
