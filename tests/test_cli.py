@@ -145,12 +145,14 @@ def test_bad_arguments_are_named(arguments, message, capsys):
 
 
 COMMANDS = {
-    "demo": {"task", "out", "seed", "threads"},
-    "reproduce": {"scale", "data-dir", "out", "runs", "seeds", "only", "jobs", "threads"},
+    "demo": {"device", "precision", "task", "out", "seed", "threads"},
+    "reproduce": {
+        "device", "precision", "scale", "data-dir", "out", "runs", "seeds", "only", "jobs", "threads",
+    },
     "report": {"results", "out"},
     "generate": {
         "prompt", "tokens", "steps", "tolerance", "temperature", "top", "seed", "cache", "no-cache",
-        "threads", "json",
+        "threads", "json", "device", "precision",
     },
     "export": {"out", "steps", "check", "no-check", "certified", "no-certified"},
     "zoo": {"folder"},

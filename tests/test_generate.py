@@ -218,7 +218,8 @@ def test_the_options_of_the_command(capsys):
     found = capsys.readouterr().out
     listed = set(re.findall(r"--([a-z][\w-]*)", found)) - {"help"}
     drawing = {"prompt", "tokens", "temperature", "top", "seed"}
-    assert listed == drawing | {"steps", "tolerance", "cache", "no-cache", "threads", "json"}
+    computing = {"steps", "tolerance", "cache", "no-cache", "threads", "device", "precision"}
+    assert listed == drawing | computing | {"json"}
     assert "<unk>" in found
 
 

@@ -21,6 +21,7 @@ ORDER = (
     "labels",
     "hub",
     "equilibrium",
+    "placement",
     "export",
     "solvers",
     "gradients",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 import tyro
 
-from cdeq.cli import check_counts, wide_console
+from cdeq.cli import Placed, check_counts, wide_console
 from cdeq.training import is_main_process, process_group, process_rank
 from cdeq_experiments.options import ExperimentError, Options, silent
 
@@ -25,7 +25,7 @@ Ablations = Literal[Paper, "recipe", "corrected", "updates"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduce:
+class Reproduce(Placed):
     """Run one of the paper's tables, with ours beside it, and write it as JSON, Markdown and PNG.
 
     Work that was done before is not done again; a run that was cut short is resumed.
@@ -86,6 +86,7 @@ def reproduce(options: Reproduce) -> int:
     from cdeq_experiments.registry import EXPERIMENTS, require_data
 
     together, leads = process_rank()[1] > 1, is_main_process()
+    placement = options.placement(training=True)
     if together and options.jobs is not None:
         raise ExperimentError("the processes of torchrun do one job together: leave --jobs out")
     if options.threads is not None:
@@ -99,6 +100,7 @@ def reproduce(options: Reproduce) -> int:
         out=out,
         seeds=options.seeds or (1 if options.scale == "tiny" else 3),
         only=options.only,
+        placement=placement,
         train_teachers=options.train_teachers or options.experiment == "zoo",
         students_only=options.students_only,
         jobs=1 if together else options.processes,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cdeq.placement import ON_CPU, Placement
 from cdeq.training.log import ProgressBar
 
 
@@ -28,6 +29,7 @@ class Options:
 
     `jobs` are done at a time, each in a process of its own with `threads` threads (default: as many as torch
     chooses, divided among them). `progress` draws bars on standard error; `say` is given a line now and then.
+    `placement`: the device of everything, and the precision that models are trained in.
     """
 
     scale: str
@@ -38,6 +40,7 @@ class Options:
     only: tuple[str, ...] = ()
     train_teachers: bool = False
     students_only: bool = False
+    placement: Placement = ON_CPU
     jobs: int = 1
     threads: int | None = None
     progress: bool = False

@@ -25,6 +25,7 @@ from cdeq.solvers import Anderson, Broyden, Picard, Solution, solve, solve_model
 from cdeq.training import (
     CheckpointError,
     FitConfig,
+    PlacementError,
     Progress,
     ProgressBar,
     TeachConfig,
@@ -57,6 +58,7 @@ __all__ = [
     "JacobianFree",
     "Phantom",
     "Picard",
+    "PlacementError",
     "Progress",
     "ProgressBar",
     "Recipe",

@@ -28,6 +28,7 @@ from cdeq.consistency.saving import StudentFolderError
 from cdeq.evaluation.results import ResultsError
 from cdeq.export import ExportError
 from cdeq.generation import GenerationError, check_drawing
+from cdeq.placement import Placement, PlacementError, Precision, moved
 from cdeq.training import CheckpointError
 from cdeq.trajectories import StoreError
 from cdeq.zoo import ZooError
@@ -41,6 +42,7 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
     GenerationError,
     ZooError,
     ExportError,
+    PlacementError,
     ImportError,  # an extra that is not installed
     FloatingPointError,  # a training that diverged
     OSError,
@@ -54,7 +56,21 @@ PIPE_CLOSED = 141
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
+class Placed:
+    """Options of all commands that compute."""
+
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, mps, or another device that torch has here."""
+    precision: Precision = "fp32"
+    """Of products inside models; with bf16 or fp16 weights, states and residuals stay in single precision."""
+
+    def placement(self, *, training: bool) -> Placement:
+        """Both, checked before anything is computed; fp16 is no precision to train in on a CPU."""
+        return Placement.of(None, self.device, self.precision, training=training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Placed):
     """Train a small equilibrium model on embedded data, distil it with four recipes, and compare.
 
     Prints one table and writes results.json, recipes.json, plots and report.html to runs/demo-<task>/.
@@ -81,7 +97,7 @@ class Demo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate:
+class Generate(Placed):
     """Write text with a language model and with its student, word by word, and show how fast each is.
 
     The teacher solves for its equilibrium at every word, the student takes a few steps. All draw with the same
@@ -178,13 +194,20 @@ def demo(options: Demo) -> int:
     from cdeq.demo.run import run_demo
     from cdeq.demo.tasks import DEMO_TASKS
 
-    console = wide_console(100)
+    console, placement = wide_console(100), options.placement(training=True)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     began = time.perf_counter()
     task = DEMO_TASKS[options.task](options.seed)
-    results = run_demo(task, options.folder, seed=options.seed, progress=True, say=console.print)
+    results = run_demo(
+        task,
+        options.folder,
+        seed=options.seed,
+        placement=placement,
+        progress=True,
+        say=console.print,
+    )
     console.print(results.table())
     console.print(results.findings[-1], highlight=False)  # the certified solve
     console.print(
@@ -206,12 +229,15 @@ def _generate(options: Generate) -> int:
     from cdeq import generation
     from cdeq.evaluation.environment import write_measurements
 
+    placement = options.placement(training=False)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # words that the terminal has no characters for
     student, teacher, vocabulary = generation.load_text_student(options.folder)
+    student.to(placement.device)
     prompt, unknown = generation.prompt_tokens(vocabulary, options.prompt)
+    prompt = moved(prompt, placement.device)
     if unknown:
         words = ", ".join(generation.printable(word) for word in unknown)
         print(f"cdeq: not in the vocabulary, read as <unk>: {words}", file=sys.stderr)
@@ -235,7 +261,8 @@ def _generate(options: Generate) -> int:
         k: generation.student_reader(student, k, cache=options.cache) for k in options.steps
     }
     for reader in readers.values():
-        list(write(reader, 2))  # the first words of a process are slow
+        with placement.computing():
+            list(write(reader, 2))  # the first words of a process are slow
     console = wide_console(100)
     texts = []
     for steps, reader in readers.items():
@@ -243,9 +270,10 @@ def _generate(options: Generate) -> int:
         drawn = []
         given = prompt.tolist() if options.prompt.strip() else []
         _print_words(generation.printable(vocabulary.words[token]) for token in given)
-        for one in write(reader, options.tokens):
-            drawn.append(one)
-            _print_words([generation.printable(vocabulary.words[one.token])])
+        with placement.computing():
+            for one in write(reader, options.tokens):
+                drawn.append(one)
+                _print_words([generation.printable(vocabulary.words[one.token])])
         print("\n")
         texts.append(generation.GeneratedText.of(steps, drawn))
     console.print(generation.speed_table(texts))

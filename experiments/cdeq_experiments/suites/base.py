@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ from cdeq.consistency import Student, distill
 from cdeq.equilibrium.states import State
 from cdeq.evaluation import SOLVERS, Explicit, Method, Metric, Quality, Results, Training
 from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
+from cdeq.placement import ON_CPU, moved
 from cdeq.solvers import Anderson, solve_model
 from cdeq.training import FitConfig, TeachConfig, fit, own_part, process_rank, teach
-from cdeq.training.batches import FirstBatches
+from cdeq.training.batches import FirstBatches, moved_batches
 from cdeq.training.log import Progress
 from cdeq.training.parallel import from_main_process, is_main_process, on_main_process
 from cdeq.training.segments import CarriedMemory
@@ -192,7 +193,8 @@ class Suite(ABC):
         student, _ = self.train_student(config.students["corrected"], self.seeds[0])
         card = evaluation.card_of(results, config.title, config.pretrained, self.teaching)
         if is_main_process():
-            write_pretrained(folder, student, card, self.sample_input())
+            sample = moved(self.sample_input(), ON_CPU.device)
+            write_pretrained(folder, student.cpu(), card, sample)
         return f"the student is in {folder}"
 
     # The rest is the same for every kind of data.
@@ -204,12 +206,22 @@ class Suite(ABC):
 
     @cached_property
     def data(self) -> Data:
-        return self.open_data()
+        """What `open_data` reads, where everything is computed."""
+        found, here = self.open_data(), self.options.placement.device
+        return replace(
+            found,
+            batch_at=moved_batches(found.batch_at, here),
+            valid=lambda: (moved(batch, here) for batch in found.valid()),
+            test=lambda: (moved(batch, here) for batch in found.test()),
+        )
 
     @property
     def data_key(self) -> Key:
         """What everything depends on."""
-        return {"data": self.config.data, "digest": self.data.digest, "seed": self.teacher_seed}
+        place, found = self.options.placement, {"digest": self.data.digest}
+        if place != ON_CPU:
+            found |= {"device": place.device.type, "precision": place.precision}
+        return {"data": self.config.data, **found, "seed": self.teacher_seed}
 
     def run(self, name: str, key: Key) -> Run:
         return Run.of(self.options.runs, f"{self.config.name}-{name}", key)
@@ -218,6 +230,10 @@ class Suite(ABC):
         """A training with its bar."""
         with self.options.bar(f"{self.title}: {title}") as bar:
             return run.train(bar, work)
+
+    def build(self, make: Callable[[], Any], seed: int) -> Any:
+        """A module with the random numbers of a seed, on the device."""
+        return build_seeded(make, seed).to(self.options.placement.device)
 
     # Equilibrium models.
 
@@ -238,7 +254,8 @@ class Suite(ABC):
         if self.options.train_teachers or self.teacher_seed != 0:
             return None
         same = (c for c in pretrained_models() if self.teaching.items() <= c.training.items())
-        return next((load_pretrained(card.name) for card in same), None)
+        device = self.options.placement.device
+        return next((load_pretrained(card.name).to(device) for card in same), None)
 
     def model_key(self, config: TeacherConfig) -> Key:
         """What an equilibrium model depends on."""
@@ -265,7 +282,7 @@ class Suite(ABC):
         if config == self.config.teacher and (found := self.pretrained) is not None:
             seconds = (found.card or {})["training"]["seconds"]
             return found.teacher, Training(seconds=seconds, finished=True)
-        model: Model = build_seeded(lambda: config.build(**self.data.sizes), self.teacher_seed)
+        model: Model = self.build(lambda: config.build(**self.data.sizes), self.teacher_seed)
         training = Training()
         for stage, key in self._stages(config):
             run, before = self.run(stage or name, key), training.seconds
@@ -282,6 +299,7 @@ class Suite(ABC):
             carried=self.carried_memory(model),
             folder=run.folder,
             identity={"teach": repr(config), "model": model.config},
+            precision=self.options.placement.precision,
             progress=told,
         )
 
@@ -303,7 +321,7 @@ class Suite(ABC):
         """The states of a model on the test data, solved now or before."""
         job = self.equilibria(*which)
         job.run.result(job.work)
-        return KeptStates(job.run.folder)
+        return KeptStates(job.run.folder, self.options.placement.device)
 
     # Students and learned solvers.
 
@@ -358,6 +376,7 @@ class Suite(ABC):
                 folder=run.folder,
                 task_loss=self.task_loss(self.teacher),
                 seed=seed,
+                precision=self.options.placement.precision,
                 progress=told,
             )
             if config.calibrated_steps is not None:
@@ -366,7 +385,7 @@ class Suite(ABC):
             on_main_process(lambda: student.save(run.folder / SAVED))
 
         training = self.train(run, f"distil {config.recipe}, seed {seed}", work)
-        student = Student.load(run.folder / SAVED)
+        student = Student.load(run.folder / SAVED).to(self.options.placement.device)
         if config.clock is not None:
             student.recipe = replace(student.recipe, decay=config.clock)
         return student, training.after(before)
@@ -380,13 +399,14 @@ class Suite(ABC):
         config, teacher = self.config.learned_solver, self.teacher
         assert config is not None
         store, before = self.record("endpoint")
-        batches = list(store) if len(store) == 1 else store  # a graph is read only once
-        solver = build_seeded(lambda: self.build_learned_solver(teacher), seed)
+        place = (self.options.placement.device, torch.float32)
+        read = lru_cache(maxsize=1)(lambda i: store[i].to(*place))  # a graph is read only once
+        solver = self.build(lambda: self.build_learned_solver(teacher), seed)
         weights = SolverLossWeights(anneal=config.fit.updates)
         objective = SolverObjective(solver, teacher, config.depth, weights)
         run = self.run(config.name, self.learned_solver_key(seed))
         identity = {"solver": solver.config, "depth": config.depth, "seed": seed}
-        draw = lambda update: batches[update % len(batches)].part(*process_rank())  # noqa: E731
+        draw = lambda update: read(update % len(store)).part(*process_rank())  # noqa: E731
         training = self._fit(run, config.name, objective, draw, config.fit, identity)
         return solver.eval().requires_grad_(False), training.after(before)
 
@@ -398,7 +418,7 @@ class Suite(ABC):
     def train_explicit(self, name: str) -> tuple[Model, Training]:
         """An explicit model on the same training data."""
         config, run = self.config.explicit[name], self.run(name, self.explicit_key(name))
-        model: Model = build_seeded(lambda: config.build(**self.data.sizes), self.teacher_seed)
+        model: Model = self.build(lambda: config.build(**self.data.sizes), self.teacher_seed)
         objective, identity = (
             self.explicit_objective(model),
             {"model": name, "config": model.config},
@@ -416,6 +436,7 @@ class Suite(ABC):
         identity: Key,
     ) -> Training:
         given: dict[str, Any] = {"folder": run.folder, "identity": identity}
+        given["precision"] = self.options.placement.precision
         work = partial(fit, objective.train(), data, config, **given)
         return self.train(run, title, lambda told: work(progress=told))
 

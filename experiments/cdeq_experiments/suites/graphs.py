@@ -16,6 +16,7 @@ from cdeq.data.graphs import NodeTask
 from cdeq.data.subgraphs import grouped_tasks, induced, partition, sampled_task
 from cdeq.evaluation import Metric, accuracy
 from cdeq.models.learned_solvers import IGNNSolver
+from cdeq.placement import moved
 from cdeq.training.draws import numbered_generator
 from cdeq.training.supervised import SupervisedObjective
 from cdeq.trajectories.fingerprint import BatchDigest
@@ -100,7 +101,7 @@ class GraphSuite(Suite):
         yield self.timed_input()
 
     def timed_input(self) -> Any:
-        return self.nodes.whole.graph
+        return moved(self.nodes.whole.graph, self.options.placement.device)
 
     def sample_input(self) -> Any:
         return induced(self.nodes.whole, torch.arange(40)).graph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,10 +25,10 @@ def keep_state(folder: Path, number: int, state: State) -> None:
 class KeptStates:
     """The states that `keep_state` wrote to a folder, by the number of their batch."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, device: torch.device):
+        self.folder, self.device = folder, device
 
     def __getitem__(self, number: int) -> State:
-        parts = load_file(self.folder / NAME.format(number))
+        parts = load_file(self.folder / NAME.format(number), str(self.device))
         plain = parts.pop(PLAIN, None)
         return tuple(parts[str(i)] for i in range(len(parts))) if plain is None else plain

@@ -77,13 +77,13 @@ class TextSuite(Suite):
 
     def carried_memory(self, model: Model) -> CarriedMemory:
         def left(memory: Memory) -> Memory:
-            context = model.inject(Segment(own_part(self.training.segment(0)[0]), memory))
+            context = model.inject(Segment(own_part(self.data.batch_at(0)[0]), memory))
             return model.remember(model.start(context), context)
 
         return self._carried(left)
 
     def explicit_objective(self, model: Model) -> nn.Module:
-        tokens = own_part(self.training.segment(0)[0])
+        tokens = own_part(self.data.batch_at(0)[0])
         carried = self._carried(lambda memory: model(tokens, memory or None)[1])
         return ExplicitTextObjective(model, carried, seed=self.teacher_seed)
 

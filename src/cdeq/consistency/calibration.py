@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cdeq.consistency.certify import plan_handover
-from cdeq.consistency.parts import representative_tensor
 from cdeq.consistency.scores import certificate_on
 from cdeq.equilibrium.states import State, relative_distance
-from cdeq.equilibrium.trees import map_tensors
+from cdeq.placement import beside
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.loop import solve_model
 from cdeq.trajectories.nesting import split_batch
@@ -66,13 +65,12 @@ def calibrate(
     """
     if confidence is not None and not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, not {confidence}")
-    device = representative_tensor(student.methods).device
     inputs: list[Any] = []
     for i, batch in enumerate(loader):
         if max_batches is not None and i >= max_batches:
             break
         x, _ = split_batch(batch)
-        inputs.append(map_tensors(lambda tensor: tensor.to(device), x))
+        inputs.append(beside(student.methods, x))
     if not inputs:
         raise ValueError("calibration needs at least one batch of held-out data")
     if student.recipe.schedule != "leap":

@@ -18,12 +18,12 @@ from torch import nn
 from cdeq.consistency.certify import plan_handover
 from cdeq.consistency.least_squares import fit_correction
 from cdeq.consistency.objective import CorrectionObjective, DistillationObjective, StartObjective
-from cdeq.consistency.parts import check_teacher, representative_tensor, try_teacher
+from cdeq.consistency.parts import check_teacher, try_teacher
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.report import describe_distillation
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
-from cdeq.equilibrium.trees import map_tensors
+from cdeq.placement import Placement, Precision, beside, representative_tensor
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 from cdeq.training.draws import numbered_generator
 from cdeq.training.log import Progress
@@ -60,6 +60,8 @@ def distill(
     start_network: nn.Module | None = None,
     correction: nn.Module | None = None,
     seed: int = 0,
+    device: str | torch.device | None = None,
+    precision: Precision = "fp32",
     progress: bool | Progress | None = None,
 ) -> Student:
     """Distil a teacher into a student that needs one to a few evaluations.
@@ -73,6 +75,9 @@ def distill(
     `folder`: where recordings, checkpoints and the log go; the same call on the same folder resumes where an
         earlier one was cut short, and ends with the same weights. A finished recording there is used as it is. Without
         a folder nothing is kept.
+    `device`: where to compute, if not where the teacher is; the teacher is moved there. `precision`: "bf16" or "fp16"
+        for products inside teacher and student in half precision while the student is trained. Recordings are made in
+        single precision, since what a student is measured by should be exact.
     `progress`: True draws bars on standard error; or a function `(done, total, metrics)`.
     What the student rests on (how exact the targets are, whether plain iteration converges, which weights take part)
     is in `student.report`, and one line at level INFO of the log `cdeq`.
@@ -84,6 +89,7 @@ def distill(
         raise TypeError(f"fit is a cdeq.FitConfig, as FitConfig(updates=300), not {fit!r}")
     if not isinstance(data, TrajectoryStore):
         check_loader(data)
+    Placement.of(teacher, device, precision, training=True)
     rank, world = process_rank()
     place = Path(folder) if folder is not None else None
     with ExitStack() as stack:
@@ -112,6 +118,7 @@ def distill(
             task_loss,
             (start_network, correction),
             seed,
+            precision,
             progress,
         )
 
@@ -170,11 +177,11 @@ class _Tried:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        device, tried = representative_tensor(self.teacher).device, False
+        tried = False
         for batch in self.loader:
             if not tried:
                 x, _ = split_batch(batch)
-                try_teacher(self.teacher, map_tensors(lambda t: t.to(device), x))
+                try_teacher(self.teacher, beside(self.teacher, x))
                 tried = True
             yield batch
 
@@ -188,6 +195,7 @@ def _fit_student(
     task_loss: TaskLoss | None,
     networks: tuple[nn.Module | None, nn.Module | None],
     seed: int,
+    precision: Precision,
     progress: bool | Progress | None,
 ) -> Student:
     rank, world = process_rank()
@@ -199,7 +207,7 @@ def _fit_student(
     with torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
         torch.manual_seed(seed)
         student = Student.for_example(teacher, recipe, placed(store[0]).x, *networks).train()
-    precision = target_precision(store)
+    known_to = target_precision(store)
     student.report = describe_distillation(student, store, placed(store[0]), task_loss)
     if rank == 0:
         LOGGER.info("distilling %s: %s", type(teacher).__name__, student.report)
@@ -207,7 +215,7 @@ def _fit_student(
 
     def objective_now() -> DistillationObjective:
         """Its running average begins with the student as it is."""
-        return DistillationObjective(student, task_loss, seed, log_floor=precision**2)
+        return DistillationObjective(student, task_loss, seed, log_floor=known_to**2)
 
     def batch_at(update: int) -> TrajectoryBatch:
         """Every batch once in each epoch, in an order that depends on the seed and the epoch alone."""
@@ -240,6 +248,7 @@ def _fit_student(
             replace(config, updates=updates, warmup_updates=0),
             folder=None if folder is None else folder / part,
             identity=identity,
+            precision=precision,
             progress=progress,
             title=f"distil the {part}",
         )
@@ -252,7 +261,7 @@ def _fit_student(
             student,
             (placed(store[i]) for i in range(min(len(store), FITTED_BATCHES))),
             steps=recipe.depth,
-            floor=precision,
+            floor=known_to,
         )
     if recipe.correction_updates:
         fit_alone("correction", CorrectionObjective(objective_now()), recipe.correction_updates)
@@ -265,6 +274,7 @@ def _fit_student(
         identity=identity,
         after_update=lambda update: objective.update_average(),
         factors=POLISHED if recipe.correction_updates else None,
+        precision=precision,
         progress=progress,
         title=f"distil {recipe.name}",
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from cdeq.consistency.groups import joined
 from cdeq.equilibrium.contract import Context
 from cdeq.equilibrium.states import State, map_state, sample_norms
+from cdeq.placement import in_single
 
 if TYPE_CHECKING:
     from cdeq.consistency.parts import Prepared
@@ -62,13 +63,13 @@ def residuals_along(student: Student, prepared: Prepared, count: int) -> list[tu
     images: list[State | None] = []
 
     def call(c: float | Tensor, z: State, context: Context) -> State:
-        image = prepared.call(c, z, context)
+        image = in_single(prepared.call(c, z, context))
         images.append(image if float(c) == 0.0 else None)  # a leap is another map's
         return image
 
     *states, _ = student.rollout(prepared._replace(call=call), count)
     return [
-        (z, map_state(torch.sub, prepared.step(z, 0.0) if f is None else f, z))
+        (z, map_state(torch.sub, in_single(prepared.step(z, 0.0)) if f is None else f, z))
         for z, f in zip(states, images, strict=True)
     ]
 

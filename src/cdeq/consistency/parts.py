@@ -76,12 +76,6 @@ class TeacherMethods(nn.Module):
         return functional_call(self, named, (method, *arguments))
 
 
-def representative_tensor(teacher: nn.Module) -> Tensor:
-    """A tensor whose device and dtype stand for the teacher's; one of single precision if it has none."""
-    tensors = (*teacher.parameters(), *teacher.buffers())
-    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
-
-
 def check_teacher(teacher: object, *, needs_weights: bool) -> None:
     """Refuse what a student cannot be made of: no equilibrium model, or one without the weights it would change."""
     if isinstance(teacher, type):

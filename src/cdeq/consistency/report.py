@@ -95,8 +95,8 @@ def local_rates(student: Student, batch: TrajectoryBatch, rounds: int = ROUNDS) 
     layout = StateLayout.of(star, student.batched)
     z = layout.flatten(star)
     f = layout.flatten(student.teacher.step(star, context))
-    generator = torch.Generator(z.device).manual_seed(0)
-    v = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+    # Drawn on the CPU: the same on every device.
+    v = torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=z.dtype).to(z.device)
     reach = torch.finfo(z.dtype).eps ** 0.5 * row_norms(z).clamp_min(1.0).to(z.dtype)
     growth = []
     for _ in range(rounds):

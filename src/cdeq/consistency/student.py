@@ -39,7 +39,6 @@ from cdeq.consistency.parts import (
     TeacherShapes,
     TimePoint,
     check_teacher,
-    representative_tensor,
     try_teacher,
     weights_in_use,
 )
@@ -55,6 +54,7 @@ from cdeq.consistency.weights import Deltas, mix_weights
 from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, tensors_of
 from cdeq.equilibrium.trees import tensors_in
+from cdeq.placement import in_single, not_cast, representative_tensor
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 
@@ -238,7 +238,7 @@ class Student(nn.Module):
 
     def begin(self, prepared: Prepared) -> State:
         """z_0: the teacher's own start, with the learned change of it if there is one."""
-        return self.changed_start(self.teacher.start(prepared.base), prepared.base)
+        return self.changed_start(in_single(self.teacher.start(prepared.base)), prepared.base)
 
     def changed_start(self, start: State, context: Context) -> State:
         """A start with the learned change of it."""
@@ -274,19 +274,22 @@ class Student(nn.Module):
         history = history or self.history
         number, gates, kept = memory or StepMemory(0, None, None)
         gates = self.gates(z, prepared.base, number, gates)
-        h = self.evaluate(z, point, prepared)
+        h = in_single(self.evaluate(z, point, prepared))
         change = None
         if self.correction is not None:
             residual = map_state(torch.sub, h, z)
             change = self.correction_of(residual, number, gates)
-        if self.recipe.schedule == "leap" and number < self.recipe.leap:
-            predicted = h if change is None else map_state(torch.add, h, change)  # another map's
-        elif change is None:
-            predicted, kept = history(z, h, kept)
-        elif isinstance(history, GuardedAnderson):
-            predicted, kept = history.guarded(z, h, residual, change, kept)
-        else:
-            predicted, kept = history(z, map_state(torch.add, h, change), kept)
+        with not_cast(z):
+            if self.recipe.schedule == "leap" and number < self.recipe.leap:
+                predicted = (
+                    h if change is None else map_state(torch.add, h, change)
+                )  # another map's
+            elif change is None:
+                predicted, kept = history(z, h, kept)
+            elif isinstance(history, GuardedAnderson):
+                predicted, kept = history.guarded(z, h, residual, change, kept)
+            else:
+                predicted, kept = history(z, map_state(torch.add, h, change), kept)
         return self.bounded(z, predicted, point), StepMemory(number + 1, gates, kept)
 
     def gates(self, z: State, context: Context, number: int, last: Any) -> Any:
@@ -308,7 +311,7 @@ class Student(nn.Module):
         if z0 is None:
             z = self.begin(prepared)
         else:
-            z = like_start(z0, self.teacher.start(prepared.base))
+            z = like_start(z0, in_single(self.teacher.start(prepared.base)))
         yield z
         history: History = self.history
         if steps == 1 and self.recipe.mixing == 1.0 and isinstance(history, AndersonHistory):

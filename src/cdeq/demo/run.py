@@ -37,6 +37,7 @@ from cdeq.evaluation import (
 from cdeq.evaluation.findings import findings
 from cdeq.evaluation.page import write_page
 from cdeq.files import atomic_write_text
+from cdeq.placement import ON_CPU, Placement, beside
 from cdeq.training.log import Progress, shown_progress
 from cdeq.training.teaching import teach
 
@@ -45,7 +46,11 @@ CERTIFIED = "corrected"
 
 
 def train_teacher(
-    task: Task, folder: Path | None, seed: int, progress: bool | Progress | None = None
+    task: Task,
+    folder: Path | None,
+    seed: int,
+    progress: bool | Progress | None = None,
+    placement: Placement = ON_CPU,
 ) -> tuple[nn.Module, Training]:
     """A trained teacher, resumed from `folder` if it was cut short, and what its training took in all."""
     with torch.random.fork_rng():
@@ -59,7 +64,16 @@ def train_teacher(
     }
 
     def train(tick: Progress) -> None:
-        teach(teacher, task.teaching, task.teach, folder=folder, identity=identity, progress=tick)
+        teach(
+            teacher,
+            task.teaching,
+            task.teach,
+            folder=folder,
+            identity=identity,
+            device=placement.device,
+            precision=placement.precision,
+            progress=tick,
+        )
 
     with shown_progress(progress, f"train teacher ({task.name})") as told:
         training = timed_training(folder, train, told)
@@ -67,7 +81,13 @@ def train_teacher(
 
 
 def distil_student(
-    task: Task, teacher: nn.Module, name: str, folder: Path | None, seed: int, progress: bool
+    task: Task,
+    teacher: nn.Module,
+    name: str,
+    folder: Path | None,
+    seed: int,
+    progress: bool,
+    placement: Placement = ON_CPU,
 ) -> Student:
     """The task's student by the recipe of this name."""
     config = task.students[name]
@@ -80,6 +100,7 @@ def distil_student(
         max_steps=task.distill_steps,
         tol=task.distill_tol,
         seed=seed,
+        precision=placement.precision,
         progress=progress,
     )
 
@@ -87,14 +108,12 @@ def distil_student(
 def compare_all(
     task: Task, teacher: nn.Module, students: dict[str, Student], seed: int, training: Training
 ) -> Results:
-    """Every solver and student on the test data, in one run."""
-    model = check_contract(teacher)
-    found = find_equilibria(model, task.test, task.metric)
+    """Every solver and student on the test data, in one run, in single precision."""
+    model, test = check_contract(teacher), beside(teacher, task.test)
+    found = find_equilibria(model, test, task.metric)
     methods = {name: solver_method(model, solver) for name, solver in SOLVERS.items()}
     methods |= {name: student_method(student) for name, student in students.items()}
-    rows = compare(
-        methods, model, task.test, found.states, task.metric, dataset=task.dataset, seed=seed
-    )
+    rows = compare(methods, model, test, found.states, task.metric, dataset=task.dataset, seed=seed)
     return Results(
         experiment=f"demo-{task.name}",
         scale="tiny",
@@ -109,6 +128,7 @@ def run_demo(
     folder: Path,
     *,
     seed: int = 0,
+    placement: Placement = ON_CPU,
     progress: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Results:
@@ -120,19 +140,19 @@ def run_demo(
     with FileLock(
         folder / ".lock"
     ):  # a second demo in the same folder waits, and finds the work done
-        teacher, training = train_teacher(task, folder / "teacher", seed, progress)
+        teacher, training = train_teacher(task, folder / "teacher", seed, progress, placement)
         say(f"teacher trained: {type(teacher).__name__}, {seconds_text(training.seconds)}")
         students: dict[str, Student] = {}
         for name in task.students:
             began = time.perf_counter()
             students[name] = distil_student(
-                task, teacher, name, folder / f"distil-{name}", seed, progress
+                task, teacher, name, folder / f"distil-{name}", seed, progress, placement
             )
             students[name].save(folder / f"student-{name}")
             say(f"student distilled: {name}, {time.perf_counter() - began:.0f} s")
 
         results = compare_all(task, teacher, students, seed, training)
-        certified = compare_certified(students[CERTIFIED], task.test[0][0])
+        certified = compare_certified(students[CERTIFIED], beside(teacher, task.test[0][0]))
         said = (*findings(results, task.dataset), certified_line(certified))
         results = replace(results, findings=said)
         results.to_json(folder / "results.json")

@@ -12,7 +12,6 @@ from cdeq.consistency.student import Student
 from cdeq.data.pyg import is_pyg
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract
 from cdeq.equilibrium.states import State
-from cdeq.equilibrium.trees import map_tensors
 from cdeq.evaluation.environment import provenance
 from cdeq.evaluation.methods import (
     SOLVERS,
@@ -35,6 +34,7 @@ from cdeq.evaluation.quality import (
 )
 from cdeq.evaluation.results import Results, Row, TeacherResult
 from cdeq.evaluation.timing import ROLLED, Seconds, measure_seconds
+from cdeq.placement import beside
 from cdeq.trajectories.fingerprint import teacher_fingerprint
 from cdeq.trajectories.nesting import check_loader, split_batch
 
@@ -127,10 +127,7 @@ def _placed(batch: Any, model: Any) -> Batch:
             "task = cdeq.data.from_pyg(data)"
         )
     x, y = split_batch(batch)
-    weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    if weight is None:
-        return x, y
-    return map_tensors(lambda t: t.to(weight.device), (x, y))
+    return beside(model, (x, y))
 
 
 def compare(

@@ -7,6 +7,7 @@ import torch
 from cdeq.equilibrium.contract import Context, EquilibriumModel, is_batched
 from cdeq.equilibrium.states import State
 from cdeq.gradients.base import Gradient
+from cdeq.placement import in_single
 from cdeq.solvers import MAX_STEPS, TOL, Solution, Solver, solve_model
 from cdeq.solvers.base import first_state
 
@@ -36,7 +37,7 @@ def solve_with_gradient(
             return solve_model(model, context, solver, z0=start, tol=tol, max_steps=max_steps)
 
     return gradient.run(
-        lambda z: model.step(z, context),
+        lambda z: in_single(model.step(z, context)),
         first_state(solver, model, context) if z0 is None else z0,
         solve,
         is_batched(model),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cdeq.equilibrium.contract import Context, EquilibriumModel
 from cdeq.equilibrium.states import State
+from cdeq.placement import in_single
 
 
 class Solver(Protocol):
@@ -38,7 +39,7 @@ def solver_for(solver: Solver, model: EquilibriumModel, context: Context, z0: St
 def first_state(solver: Solver | None, model: EquilibriumModel, context: Context) -> State:
     """Where a solve begins: where the solver says, or the model."""
     start = getattr(solver, "start", None)
-    return model.start(context) if start is None else start(model, context)
+    return in_single(model.start(context) if start is None else start(model, context))
 
 
 Callback = Callable[[int, State], None]

@@ -22,6 +22,7 @@ from cdeq.equilibrium.states import (
     subtract,
     tensors_of,
 )
+from cdeq.placement import not_cast
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Callback, Solver, first_state, solver_for
 from cdeq.solvers.error import ErrorEstimate, Measure, Seen, rounding
@@ -147,7 +148,8 @@ def solve(
 
         z = now.z
         if bool(now.active.any()):
-            proposal, now.memory = solver.update(k, z, fz, difference, now.memory)
+            with not_cast(z):
+                proposal, now.memory = solver.update(k, z, fz, difference, now.memory)
             now.size = row_norms(proposal)
             now.active = now.active & now.size.isfinite()
             all_active = bool(now.active.all())

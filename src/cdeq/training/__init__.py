@@ -1,5 +1,6 @@
 """One training loop for teachers and students: resumable, logged, alone or under torchrun."""
 
+from cdeq.placement import PlacementError
 from cdeq.training.batches import batches_by_number
 from cdeq.training.checkpoint import CheckpointError
 from cdeq.training.log import Progress, ProgressBar
@@ -10,6 +11,7 @@ from cdeq.training.teaching import TeachConfig, few_step_teaching, teach
 __all__ = [
     "CheckpointError",
     "FitConfig",
+    "PlacementError",
     "Progress",
     "ProgressBar",
     "TeachConfig",

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
+from cdeq.placement import moved
+
 Batches = Iterable[Any] | Callable[[int], Any]
 """A loader, repeated as often as needed; or a function from the number of an update to its batch."""
 
@@ -39,6 +43,19 @@ class FirstBatches(Sequence[Any]):
         if not 0 <= number < self._length:
             raise IndexError(f"batch {number} of {self._length}")
         return self.batch_at(number)
+
+
+def moved_batches(batch_at: Callable[[int], Any], device: torch.device) -> Callable[[int], Any]:
+    """The same batches on a device; one that comes again and again, as a graph does, is moved once."""
+    last: list[Any] = [None, None]
+
+    def at(update: int) -> Any:
+        batch = batch_at(update)
+        if batch is not last[0]:
+            last[:] = batch, moved(batch, device)
+        return last[1]
+
+    return at
 
 
 class _Numbered:

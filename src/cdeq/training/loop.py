@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from cdeq.files import remove_leftovers
+from cdeq.placement import Placement, Precision
+from cdeq.training.batches import moved_batches
 from cdeq.training.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint, write_checkpoint
 from cdeq.training.log import LOG, JsonLines, Progress, shown_progress
 from cdeq.training.parallel import is_main_process, mean_over_processes
@@ -66,6 +68,8 @@ def fit(
     identity: dict[str, Any] | None = None,
     after_update: Callable[[int], None] | None = None,
     factors: Mapping[str, float] | None = None,
+    device: str | torch.device | None = None,
+    precision: Precision = "fp32",
     progress: bool | Progress | None = None,
     title: str = "train",
 ) -> None:
@@ -76,15 +80,21 @@ def fit(
     checkpoint in `folder` as if nothing had happened. `identity` says what is trained: a checkpoint with another
     identity is refused. `after_update(update)` is called after each step of the optimizer (an EMA, a projection).
     `factors`: of the learning rate, for weights whose names begin so.
+    `device`: where to train, if not where the objective is; it is moved, and batches follow. `precision`: of the
+    products inside models; weights and states stay in single precision (see `cdeq.placement`).
     `progress`: True draws a bar with the `title` on standard error; or a function `(done, total, metrics)`.
     """
+    placement = Placement.of(objective, device, precision, training=True)
+    identity = dict(identity or {})
+    if precision != "fp32":
+        identity["precision"] = precision
     weights = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
         _groups(weights, factors or {}), lr=config.learning_rate, weight_decay=config.weight_decay
     )
     first, log = 0, None
     if folder is not None:
-        saved = read_checkpoint(folder, identity or {})
+        saved = read_checkpoint(folder, identity)
         if saved is not None:
             first = saved.update
             saved.restore(objective, weights, optimizer)
@@ -97,13 +107,14 @@ def fit(
     with shown_progress(progress and is_main_process() and progress, title) as show:
         _run(
             objective,
-            batch_at,
+            moved_batches(batch_at, placement.device),
             config,
+            placement,
             weights,
             optimizer,
             first,
             folder,
-            identity or {},
+            identity,
             log,
             after_update,
             show,
@@ -125,6 +136,7 @@ def _run(
     objective: Objective,
     batch_at: Callable[[int], Any],
     config: FitConfig,
+    placement: Placement,
     weights: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     first: int,
@@ -135,22 +147,26 @@ def _run(
     show: Progress | None,
 ) -> None:
     """The updates from `first` on."""
-    model = replicate(objective)
+    model, scaler = replicate(objective), placement.scaler()
     began = time.perf_counter()
     for update in range(first, config.updates):
         for group in optimizer.param_groups:
             group["lr"] = config.rate(update) * group["factor"]
-        loss, metrics = model(batch_at(update), update)
+        with placement.computing():
+            loss, metrics = model(batch_at(update), update)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         size = nn.utils.clip_grad_norm_(
             weights.values(), math.inf if config.clip is None else config.clip
         )
-        if not bool(torch.isfinite(whole(size))):
+        # In fp16 such a gradient is left out, and the next ones are scaled less.
+        if not (scaler.is_enabled() or bool(torch.isfinite(whole(size)))):
             raise FloatingPointError(
                 f"the gradient is not finite at update {update}; lower the learning rate"
             )
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         if after_update is not None:
             after_update(update)
 

@@ -13,6 +13,7 @@ from cdeq.equilibrium.contract import EquilibriumModel, check_contract
 from cdeq.equilibrium.memory import Segment, require_memory
 from cdeq.equilibrium.states import tensors_of
 from cdeq.gradients import Gradient, Phantom, Unrolled, jacobian_penalty, solve_with_gradient
+from cdeq.placement import Precision, in_single
 from cdeq.solvers import TOL, Anderson, Picard, Solver
 from cdeq.training.batches import Batches, batches_by_number
 from cdeq.training.draws import numbered_draws, numbered_generator
@@ -84,7 +85,7 @@ class TeachingObjective(nn.Module):
             tol=config.tol,
             max_steps=depth,
         )
-        loss = self.task_loss(model.readout(solution.state, context), y)
+        loss = self.task_loss(in_single(model.readout(solution.state, context)), y)
         if self.carried is not None:
             self.carried.keep(require_memory(model).remember(solution.state, context))
         metrics = {
@@ -114,11 +115,15 @@ def teach(
     sharded: bool = False,
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
+    device: str | torch.device | None = None,
+    precision: Precision = "fp32",
     progress: bool | Progress | None = None,
 ) -> None:
     """Train `model` in place on batches (x, y). Resumes from `folder` as `fit` does.
 
     `data` is a loader, repeated as often as needed, or a function `batch_at(update)`.
+    `device`: where to train, if not where the model is; the model is moved there, and batches follow. `precision`:
+    "bf16" or "fp16" for products inside the model in half precision; weights, states and residuals stay in single.
 
     With `carried` the batches are consecutive segments (tokens, targets), and their memory passes through it.
     A model that offers `project()` is projected back onto its well-posed set after each update.
@@ -143,6 +148,8 @@ def teach(
         config.fit,
         folder=folder,
         identity=identity,
+        device=device,
+        precision=precision,
         after_update=None if project is None else lambda update: project(),
         progress=progress,
         title="teach",

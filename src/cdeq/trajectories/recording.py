@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cdeq.equilibrium.contract import EquilibriumModel, check_contract, is_batched
 from cdeq.equilibrium.memory import Memory, Segment, require_memory
 from cdeq.equilibrium.states import map_state
-from cdeq.equilibrium.trees import map_tensors
+from cdeq.placement import Placement, Precision, beside, in_single
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 from cdeq.training.log import Progress, shown_progress
@@ -42,6 +42,8 @@ def record(
     batches_per_shard: int = 8,
     max_batches: int | None = None,
     carried: bool = False,
+    device: str | torch.device | None = None,
+    precision: Precision = "fp32",
     progress: bool | Progress | None = None,
 ) -> TrajectoryStore:
     """Solve for every batch of `loader` and store the trajectories (paper, eq:fp_ode) in `folder`.
@@ -54,6 +56,9 @@ def record(
     `dtype`: of the stored states; the solve runs in the model's own.
     `carried`: the batches are consecutive segments of long texts, tokens (B, L), for a model with memory; each is
         recorded as a `Segment` with the memory that the equilibrium of the one before it leaves.
+    `device`: where to solve, if not where the model is; the model is moved there. `precision`: "bf16" or "fp16" for
+        products inside the model in half precision; states and residuals stay in single. A residual then falls to
+        about a hundredth, and no further.
     `progress`: True draws a bar; or a function `(done, total, metrics)` called after each batch, `total` None if the
         loader has no length.
 
@@ -72,6 +77,7 @@ def record(
     """
     check_contract(model)
     check_loader(loader)
+    placement = Placement.of(model, device, precision)
     solver = solver or Anderson()
     if mode not in CAPTURES:
         raise ValueError(f"mode is one of {', '.join(CAPTURES)}, not {mode!r}")
@@ -96,6 +102,7 @@ def record(
             "dtype": dtype_name,
             "data": [],
             **({"memory": "carried"} if carried else {}),
+            **({"precision": precision} if precision != "fp32" else {}),
         },
     )
     if carried:
@@ -112,10 +119,11 @@ def record(
         def write() -> dict[int, ShardNote]:
             if rank >= world:
                 return {}
-            memory = _memory_left(model, writer) if carried else None
             shown = progress if is_main_process() else None
-            with _evaluating(model), torch.no_grad(), shown_progress(shown, "record") as show:
-                return _fill(writer, model, loader, settings, memory, show)
+            with _evaluating(model), torch.no_grad(), placement.computing():
+                memory = _memory_left(model, writer) if carried else None
+                with shown_progress(shown, "record") as show:
+                    return _fill(writer, model, loader, settings, memory, show)
 
         notes = {number: note for part in gathered(write) for number, note in part.items()}
         on_main_process(lambda: finish_recording(folder, manifest, notes))
@@ -134,7 +142,7 @@ def _fill(
 
     `memory`: what the batches of the finished shards leave for the next one; None without memory.
     """
-    capture, device = CAPTURES[writer.manifest.mode], _device_of(model)
+    capture = CAPTURES[writer.manifest.mode]
     limit = writer.manifest.max_batches
     total = _length(loader, limit)
     for index, batch in _own_batches(loader, limit, writer):
@@ -146,8 +154,7 @@ def _fill(
                 _require_tokens(x, index)
                 x = Segment(x, memory or require_memory(model).no_memory(len(x)))
                 kept_structure, kept_tensors = flatten_batch(x, y)
-            x = x if device is None else map_tensors(lambda t: t.to(device), x)
-            context = model.inject(x)
+            context = model.inject(beside(model, x))
             captured = capture(model, context, settings)
             _require_finite(captured.tensors["residual"], index)
             if memory is not None:
@@ -179,14 +186,12 @@ def _memory_left(model: EquilibriumModel, writer: ShardWriter) -> Memory:
     notes = [writer.finished[number] for number in sorted(writer.finished)]
     if not notes:
         return ()
-    device = _device_of(model)
     finished = TrajectoryStore(writer.folder, writer.manifest.with_shards(notes), verify=True)
     last = finished[len(finished) - 1]
-    context = model.inject(
-        last.x if device is None else map_tensors(lambda t: t.to(device), last.x)
-    )
+    context = model.inject(beside(model, last.x))
     # In the model's own precision, which may be other than the store's.
-    z = map_state(lambda kept, own: kept.to(own), last.endpoint, model.start(context))
+    own = in_single(model.start(context))
+    z = map_state(lambda kept, own: kept.to(own), last.endpoint, own)
     return require_memory(model).remember(z, context)
 
 
@@ -220,13 +225,6 @@ def _evaluating(model: Any) -> Iterator[None]:
     finally:
         for module, training in zip(modules, before, strict=True):
             module.training = training
-
-
-def _device_of(model: Any) -> torch.device | None:
-    if not isinstance(model, nn.Module):
-        return None
-    tensor = next(chain(model.parameters(), model.buffers()), None)
-    return None if tensor is None else tensor.device
 
 
 def _length(loader: Iterable[Any], limit: int | None) -> int | None:

@@ -37,6 +37,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 OPEN_SHARDS = 32  # each holds a file descriptor
+STATES_ON_DEVICE = 4
+"""States of a batch that are kept on a device; those of a whole trajectory of a large graph would fill it."""
 
 
 def batch_key(index: int) -> str:
@@ -141,7 +143,7 @@ class TrajectoryStore:
 
 
 class TrajectoryBatch:
-    """One recorded batch; everything is read when first asked for, and then kept.
+    """One recorded batch; everything is read when first asked for, and then kept; on a device, the last few states.
 
     `steps` is K, the index of the last state; 0 in a store of endpoints. States come in single
     precision, or in double if so recorded, on the CPU; `to` says otherwise.
@@ -206,6 +208,9 @@ class TrajectoryBatch:
         if not 0 <= k <= self.steps:
             raise IndexError(f"state {k} of a trajectory z_0 ... z_{self.steps}")
         if k not in self._states:
+            on_device = self._device is not None and self._device.type != "cpu"
+            if on_device and len(self._states) >= STATES_ON_DEVICE:
+                del self._states[next(iter(self._states))]  # the first that was read
             self._states[k] = self._state("states", (k,))
         return self._states[k]
 

@@ -8,15 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from cdeq.data.sparse import SparseMatrix
+from cdeq.placement import not_cast
 
 
 def sparse_product(matrix: Tensor, x: Tensor, transpose: Tensor | None = None) -> Tensor:
     """matrix (M, N), CSR, times x (N, D).
 
     `transpose` is matrix^T, also CSR, which the caller computes once; without it the matrix is
-    taken to be symmetric, its own transpose. The matrix itself gets no gradient.
+    taken to be symmetric, its own transpose. The matrix itself gets no gradient. Computed in the precision of the
+    matrix, also under autocast: a sum over a thousand neighbours has no digits left in half precision.
     """
-    return _SparseProduct.apply(matrix, matrix if transpose is None else transpose, x)
+    with not_cast(x):
+        return _SparseProduct.apply(
+            matrix, matrix if transpose is None else transpose, x.to(matrix.dtype)
+        )
 
 
 def project_features(layer: nn.Linear, features: Tensor | SparseMatrix) -> Tensor:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from cdeq.equilibrium.contract import Context, EquilibriumModel, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, norm_dtype, relative_distance, tensors_of
+from cdeq.placement import in_single
 
 SMALLEST_RESIDUAL = 1e-12
 """Relative residuals below this tell no more about how to mix; their logarithm must stay finite."""
@@ -139,7 +140,7 @@ class LearnedSolver(nn.Module):
         # A residual is described when it is new and never again.
         descriptions: deque[Tensor] = deque(maxlen=self.window)
         for _ in range(steps):
-            image = teacher.step(z, context)
+            image = in_single(teacher.step(z, context))
             states.append(z)
             images.append(image)
             descriptions.append(self.predictor.describe(z, image, context))
@@ -154,7 +155,7 @@ class LearnedSolver(nn.Module):
         Gradients pass through those evaluations to both networks, and to the teacher's weights unless
         they are frozen; under `torch.no_grad()` nothing is recorded.
         """
-        z_0 = self.initial(context)
+        z_0 = in_single(self.initial(context))
         yield z_0
         for mixing in self.mixings(teacher, context, z_0, steps):
             yield mixing.state
@@ -219,7 +220,7 @@ class SolverObjective(nn.Module):
     def forward(self, batch: SolvedBatch, update: int) -> tuple[Tensor, dict[str, Tensor]]:
         batched, endpoint = is_batched(self.teacher), batch.endpoint
         context = self.teacher.inject(batch.x)
-        z_0 = self.solver.initial(context)
+        z_0 = in_single(self.solver.initial(context))
         start = relative_distance(z_0, endpoint, batched)
         distances, residuals = [], []
         for mixing in self.solver.mixings(self.teacher, context, z_0, self.depth):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.models.arguments import arguments_of
+from cdeq.placement import in_single
 
 
 class AdaptiveVocabulary(nn.Module):
@@ -132,11 +133,12 @@ class AdaptiveVocabulary(nn.Module):
         """Logits of the frequent words and the tail clusters, (..., cutoffs[0] + T)."""
         logits = F.linear(h, self.vectors[0], self.word_bias[: self.edges[1]])
         if self.cluster_vectors is None:
-            return logits
+            return in_single(logits)
         # Joined here, and not the weights, which are longer where there are few positions.
-        return torch.cat((logits, F.linear(h, self.cluster_vectors, self.cluster_bias)), dim=-1)
+        clusters = F.linear(h, self.cluster_vectors, self.cluster_bias)
+        return in_single(torch.cat((logits, clusters), dim=-1))
 
     def _tail(self, i: int, h: Tensor) -> Tensor:
         """Logits of the words of tail cluster i."""
         bias = self.word_bias[self.edges[i] : self.edges[i + 1]]
-        return F.linear(h @ self.projections[i - 1], self.vectors[i], bias)
+        return in_single(F.linear(h @ self.projections[i - 1], self.vectors[i], bias))
