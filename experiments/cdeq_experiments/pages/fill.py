@@ -56,6 +56,10 @@ class Known:
             tables=tables(self.read(experiment)[0])
         )
 
+    def bench(self, name: str) -> str:
+        """The tables that a benchmark wrote beside its JSON."""
+        return f"\n{(self.folder / 'bench' / f'{name}.md').read_text(encoding='utf-8')}"
+
     def summary(self, *methods: str, field: str = "metric", paper: bool = False) -> str:
         """All data sets of the three tables: a quantity of some methods after one and two evaluations.
 
