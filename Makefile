@@ -52,6 +52,7 @@ bench: $(READY)
 	$(BIN)/python bench/steps.py --json runs/bench/steps.json
 	$(BIN)/python bench/image_loading.py --json runs/bench/image_loading.json
 	$(BIN)/python bench/rollout_memory.py --json runs/bench/rollout_memory.json
+	$(BIN)/python bench/cost.py --json runs/bench/cost.json
 	mkdir -p results/bench
 	cp runs/bench/*.json runs/bench/*.md results/bench/
 

@@ -282,7 +282,12 @@ def shown(rows: list[dict[str, Any]], rate: float) -> str:
         ["", "10^9 operations", "sparse, GB", "CPU seconds", "of a matrix product", "saved, MB"],
         measured,
     )
-    return f"{first}\n{second}"
+    peaks = "; ".join(
+        f"{one.name} {one.operations / 1e12:.0f} * 10^12 operations in bfloat16 and {one.bandwidth / 1e9:.0f} GB"
+        for one in GPUS
+    )
+    shares = ", ".join(f"{share:.0%} for {kind}" for kind, share in UTILISATION.items())
+    return f"{first}\nPublished peaks per second: {peaks}. Assumed share of them: {shares}.\n\n{second}"
 
 
 @dataclass(frozen=True, kw_only=True)

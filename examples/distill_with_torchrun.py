@@ -17,17 +17,17 @@ parser.add_argument("--folder", type=Path, required=True)
 parser.add_argument("--updates", type=int, default=200, help="of the student")
 parser.add_argument("--teacher-updates", type=int, default=150)
 parser.add_argument("--checkpoint-every", type=int, default=50)
+parser.add_argument("--sharded", action="store_true", help="divide the teacher among the processes")
 options = parser.parse_args()
 
 with cdeq.process_group():
-    rank, world = cdeq.process_rank()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train = digits_images().train
     batches = list(zip(train.x.split(64), train.y.split(64), strict=True))[:-1]
 
     def share_of_batch(update):
         """This process's part of a batch, for `teach`; `distill` takes whole batches and divides them."""
-        return tuple(part[rank::world].to(device) for part in batches[update % len(batches)])
+        return tuple(part.to(device) for part in cdeq.own_part(batches[update % len(batches)]))
 
     torch.manual_seed(0)  # so that all processes begin with the same weights
     teacher = ConvDEQ(channels=8, groups=4, keep=0.0, gain=0.2).to(device)
@@ -39,7 +39,13 @@ with cdeq.process_group():
         ),
         pretrain_updates=options.teacher_updates // 2,
     )
-    cdeq.teach(teacher, share_of_batch, teaching, folder=options.folder / "teacher")
+    cdeq.teach(
+        teacher,
+        share_of_batch,
+        teaching,
+        sharded=options.sharded,
+        folder=options.folder / "teacher",
+    )
 
     distilling = cdeq.FitConfig(
         updates=options.updates,
@@ -47,6 +53,6 @@ with cdeq.process_group():
         checkpoint_every=options.checkpoint_every,
     )
     student = cdeq.distill(teacher, batches, fit=distilling, folder=options.folder / "distil")
-    if rank == 0:
+    if cdeq.is_main_process():
         student.save(options.folder / "student")
         print(f"saved to {options.folder / 'student'}")

@@ -57,8 +57,8 @@ class Known:
         )
 
     def bench(self, name: str) -> str:
-        """The table that a benchmark wrote."""
-        return f"\n{(self.folder / 'bench' / f'{name}.md').read_text()}"
+        """The tables that a benchmark wrote beside its JSON."""
+        return f"\n{(self.folder / 'bench' / f'{name}.md').read_text(encoding='utf-8')}"
 
     def summary(self, *methods: str, field: str = "metric", paper: bool = False) -> str:
         """All data sets of the three tables: a quantity of some methods after one and two evaluations.

@@ -34,14 +34,14 @@ class FirstBatches(Sequence[Any]):
     """The first `count` batches of a function of the update's number, each made when it is asked for."""
 
     def __init__(self, batch_at: Callable[[int], Any], count: int):
-        self.batch_at, self._length = batch_at, count
+        self.batch_at, self.length = batch_at, count
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __getitem__(self, number: Any) -> Any:
-        if not 0 <= number < self._length:
-            raise IndexError(f"batch {number} of {self._length}")
+        if not 0 <= number < self.length:
+            raise IndexError(f"batch {number} of {self.length}")
         return self.batch_at(number)
 
 

@@ -44,6 +44,7 @@ def divided_rows(rows: Tensor) -> Tensor:
     world = process_rank()[1]
     if world == 1:
         return rows
+    _require_safetensors()
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
@@ -80,26 +81,35 @@ def replicate(objective: nn.Module) -> nn.Module:
 def shard_weights(objective: nn.Module) -> None:
     """Divide the weights, and so their gradients and Adam's moments, among the processes (FSDP2's `fully_shard`).
 
-    The objective is the unit: its weights are gathered once for each update. The block of an equilibrium model is
-    evaluated dozens of times in an update, and would be gathered as often. Parts of a model that must never be whole
-    may be given to `fully_shard` beforehand, if they are called as modules; the rest is divided here.
+    The objective is the unit: its weights are gathered once for each update, and its gradients divided at the end. The
+    block of an equilibrium model is evaluated dozens of times in an update, and would be gathered as often.
     """
     if process_rank()[1] > 1:
         from torch.distributed.fsdp import fully_shard
 
+        _require_safetensors()
         fully_shard(objective)
 
 
 def join_weights(objective: nn.Module) -> None:
     """Whole weights in place of divided ones, on every process; the objective is not trained after this."""
-    joined: dict[Tensor, nn.Parameter] = {}  # a weight may be in two places
-    for module in list(objective.modules()):
+    joined: dict[Tensor, nn.Parameter] = {}
+    for weight in filter(is_divided, objective.parameters()):
+        joined[weight] = nn.Parameter(whole(weight.detach()), requires_grad=weight.requires_grad)
+    for module in objective.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
-            if is_divided(weight):
-                if weight not in joined:
-                    full = whole(weight.detach())
-                    joined[weight] = nn.Parameter(full, requires_grad=weight.requires_grad)
+            if weight in joined:  # perhaps in two places
                 setattr(module, name, joined[weight])
+
+
+def _require_safetensors() -> None:
+    """Refuse at once, not at the first checkpoint, a torch whose distributed checkpoints are pickles only."""
+    from torch.distributed import checkpoint
+
+    if not hasattr(checkpoint, "HuggingFaceStorageWriter"):
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot write what is divided among processes as safetensors: use a newer one"
+        )
 
 
 def write_divided(folder: Path, tensors: Mapping[str, Tensor]) -> None:
