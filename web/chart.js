@@ -3,7 +3,7 @@
 function showChart({ teacher, student }, right) {
   const chart = byId("chart");
   const [width, height] = [chart.clientWidth, chart.clientHeight];
-  const [left, bottom, top, end] = [44, height - 34, 14, width - 16];
+  const [left, bottom, top, end] = [40, height - 34, 28, width - 12];
   const rows = [...teacher, ...student];
   const latestMs = Math.max(...rows.map((row) => row.ms)) * 1.02;
   const powers = rows.map((row) => Math.log10(row.answers[0].residual));
@@ -22,7 +22,7 @@ function showChart({ teacher, student }, right) {
     chart.append(made("text", { x: across(i * tick), y: bottom + 18, "text-anchor": "middle" },
       String(Number((i * tick).toPrecision(3)))));
   chart.append(made("text", { x: end, y: height - 2, "text-anchor": "end" }, "milliseconds"),
-    made("text", { x: 0, y: height - 2 }, "residual, by time"));
+    made("text", { x: 0, y: 12 }, "residual"));
   for (const [name, rows] of [["teacher", teacher], ["student", student]]) {
     const points = rows.map((row) => [across(row.ms), down(Math.log10(row.answers[0].residual))]);
     const group = made("g", { class: name }, made("path", { d: `M${points.join("L")}` }));
@@ -32,10 +32,6 @@ function showChart({ teacher, student }, right) {
         made("circle", { cx: points[i][0], cy: points[i][1], r: 9 }),
         made("text", { x: points[i][0], y: points[i][1] + 4 }, String(best))));
     });
-    const [x, y] = points.at(-1);
-    const anchor = name === "teacher" ? "end" : "middle";
-    group.append(made("text", { class: "name", x: name === "teacher" ? x + 9 : x, "text-anchor": anchor,
-      y: name === "teacher" ? y - 16 : y + 24 }, name));
     chart.append(group);
   }
 }

@@ -2,6 +2,8 @@
 // Shapes: B digits, 64 numbers each.
 
 const CLASSES = 10;
+const MEASURED_SECONDS = 0.4;
+const LEAST_ROUNDS = 7;
 
 // The bytes of a file that is part of the page: base64 of gzip.
 async function unpacked(name) {
@@ -51,55 +53,93 @@ function bestClass(probabilities) {
   return probabilities.indexOf(Math.max(...probabilities));
 }
 
-// The teacher: z_0 = 0, z_{k+1} = f(z_k). Evaluating f at z_k is what tells the residual of z_k, so the answer after k
-// evaluations is known after k + 1 of them; `ms` says when that was. Each of the student's graphs has one more, too.
-async function iterated(models, context, settings) {
+// What a run gives and its milliseconds: repeated until a clock with this tick can tell, or once for a tick of 0.
+async function timed(run, tick) {
+  const began = performance.now();
+  let [times, passed] = [0, 0];
+  let found;
+  do {
+    found = await run();
+    times += 1;
+    passed = performance.now() - began;
+  } while (passed < 10 * tick);
+  return { found, ms: passed / times };
+}
+
+// The teacher: z_0 = 0, z_{k+1} = f(z_k). A row for each z_k, from z_0 on, with the milliseconds of the run that
+// evaluated f there. That run is also what tells the residual of z_k and reads out its answer.
+async function iterated(models, context, settings, tick) {
   const rows = [];
   let state = new ort.Tensor("float32", new Float32Array(context.size), context.dims);
-  const began = performance.now();
-  for (let k = 0; k <= settings.limit; k++) {
-    const found = await models.step.run({ state, context });
-    if (k) rows.push({ steps: k, ms: performance.now() - began, answers: answers(found) });
+  for (let steps = 0; steps <= settings.limit; steps++) {
+    const { found, ms } = await timed(() => models.step.run({ state, context }), tick);
+    rows.push({ steps, ms, answers: answers(found) });
     if (found.residual.data.every((residual) => residual <= settings.tolerance)) break;
     state = found.next_state;
   }
   return rows;
 }
 
-// The student: one run of the graph with this many steps, from the input to the answer and its residual.
-async function stepped(models, x, settings) {
+// The student: a row for each graph, with the milliseconds from the input to the answer and its residual.
+async function stepped(models, x, settings, tick) {
   const rows = [];
   let context = null;
   for (const steps of settings.steps) {
-    const began = performance.now();
-    const found = await models.students.get(steps).run({ x });
-    const ms = performance.now() - began;
+    const { found, ms } = await timed(() => models.students.get(steps).run({ x }), tick);
     rows.push({ steps, ms, answers: answers(found) });
     context ??= found.context; // what the teacher sees of the input
   }
   return { rows, context };
 }
 
-// Both on the same digits. `seconds` is how long to repeat it for, in turns so that both meet the same machine: a
-// browser's clock is too coarse for one run. `ms` are then averages over `rounds`.
-async function compared(models, counts, settings, seconds = 0) {
+async function oneRound(models, counts, settings, tick) {
   const x = asInput(counts, settings);
-  const { rows: student, context } = await stepped(models, x, settings);
-  const teacher = await iterated(models, context, settings);
-  const sums = [...teacher, ...student].map(() => 0);
-  const began = performance.now();
-  let rounds = 0;
-  while (performance.now() - began < 1000 * seconds) {
-    const again = [
-      ...(await iterated(models, context, settings)),
-      ...(await stepped(models, x, settings)).rows,
-    ];
-    again.forEach((row, i) => (sums[i] += row.ms));
-    rounds += 1;
-  }
-  if (rounds) [...teacher, ...student].forEach((row, i) => (row.ms = sums[i] / rounds));
-  return { teacher, student, rounds };
+  const { rows: student, context } = await stepped(models, x, settings, tick);
+  return { student, teacher: await iterated(models, context, settings, tick) };
 }
+
+// Rows from step 1 on; `ms` is now the time to the answer. The teacher's run at z_k comes after all those before it: its
+// answer after k steps takes k + 1 evaluations of f, as that of the student's graph does.
+function withWholeTimes({ teacher, student, ...rest }) {
+  let passed = 0;
+  const summed = teacher.map((row) => ({ ...row, ms: (passed += row.ms) }));
+  return { teacher: summed.slice(1), student, ...rest };
+}
+
+// Both on the same digits, each once.
+async function compared(models, counts, settings) {
+  return withWholeTimes(await oneRound(models, counts, settings, 0));
+}
+
+// The same in many rounds, for the milliseconds: for each run the least of them, since whatever else the machine does
+// can only add to it. Between rounds the page may react; null if `wanted()` is no longer true.
+async function measured(models, counts, settings, wanted) {
+  const tick = clockTick();
+  const rounds = [];
+  const began = performance.now();
+  while (rounds.length < LEAST_ROUNDS || performance.now() - began < 1000 * MEASURED_SECONDS) {
+    rounds.push(await oneRound(models, counts, settings, tick));
+    await pause(0);
+    if (!wanted()) return null;
+  }
+  const fastest = (who) =>
+    rounds[0][who].map((row, i) => ({ ...row, ms: Math.min(...rounds.map((round) => round[who][i].ms)) }));
+  return withWholeTimes({ teacher: fastest("teacher"), student: fastest("student"), rounds: rounds.length });
+}
+
+// The smallest change of the browser's clock, in milliseconds: from some millionths to one.
+function clockTick() {
+  let smallest = Infinity;
+  for (let i = 0; i < 5; i++) {
+    const before = performance.now();
+    let now = before;
+    while (now === before) now = performance.now();
+    smallest = Math.min(smallest, now - before);
+  }
+  return smallest;
+}
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
 // The first row from which on all answers are `label`; undefined if the last is not.
 function settledAt(rows, label) {

@@ -3,8 +3,7 @@
 const settings = JSON.parse(document.getElementById("settings").textContent);
 const drawing = byId("drawing");
 const PEN = drawing.width / 16;
-const MEASURED_SECONDS = 0.4;
-const FIRST_SHOWN = 5;
+const LIFTED = 250; // milliseconds after which a drawing is taken for finished
 
 const testPixels = Uint8Array.from(atob(settings.pixels), (letter) => letter.charCodeAt(0));
 const testDigit = (i) => Array.from(testPixels.subarray(64 * i, 64 * (i + 1)));
@@ -138,17 +137,18 @@ function changed() {
   paintCounts(byId("seen"), counts);
   byId("undo").disabled = !strokes.length;
   if (!models) return;
-  busy = busy.then(() => (number === latest ? answer(number) : undefined));
+  busy = busy.then(() => (number === latest ? answer(number) : undefined)).catch(failed);
 }
 
 async function answer(number) {
   if (!counts) return clearAnswers();
+  const wanted = () => number === latest && !penDown;
   byId("steps").classList.add("measuring");
   show(await compared(models, counts, settings), false);
-  await new Promise((done) => setTimeout(done, penDown ? 0 : 60)); // shown before it is measured
-  if (penDown || number !== latest) return;
-  const found = await compared(models, counts, settings, MEASURED_SECONDS);
-  if (number !== latest) return;
+  await pause(penDown ? 0 : LIFTED);
+  if (!wanted()) return;
+  const found = await measured(models, counts, settings, wanted);
+  if (!found) return;
   byId("steps").classList.remove("measuring");
   show(found);
 }
@@ -159,6 +159,7 @@ function clearAnswers() {
   shown = null;
   for (const id of ["together", "more", "last", "chart"]) byId(id).replaceChildren();
   byId("toggle").hidden = true;
+  for (const id of ["nearness", "rounds"]) byId(id).textContent = "";
   say("", "Draw a digit.", "Large or small: it is scaled to fit.");
 }
 
@@ -167,11 +168,11 @@ function say(who, title, text) {
   byId("verdict").replaceChildren(made("strong", {}, title), made("span", {}, text));
 }
 
-function show(found, measured = true) {
-  shown = measured ? found : null;
+function show(found, timed = true) {
+  shown = timed ? found : null;
   const right = label ?? bestClass(found.teacher.at(-1).answers[0].probabilities);
   showSteps(found, right);
-  if (!measured) return;
+  if (!timed) return;
   showVerdict(found, right);
   showChart(found, right);
 }
@@ -191,8 +192,19 @@ function showVerdict({ teacher, student, rounds }, right) {
   arrived.sort((a, b) => runners[a].ms - runners[b].ms);
   const first = arrived[0] ?? "";
   const title = first ? `The ${first} is right first: ${known}.` : `Neither answers ${known}.`;
-  const average = `Averages of ${rounds} round${rounds === 1 ? "" : "s"}.`;
-  say(first, title, `${when("student")} ${when("teacher")} ${first ? average : ""}`);
+  say(first, title, `${when("student")} ${when("teacher")}`);
+  byId("nearness").textContent = nearnessText(teacher, student);
+  byId("rounds").textContent = `Milliseconds of each run: the least of ${rounds} rounds.`;
+}
+
+// How long the teacher takes to come as near to its equilibrium as the student at its last step.
+function nearnessText(teacher, student) {
+  const own = student.at(-1);
+  const { residual } = own.answers[0];
+  const level = teacher.find((row) => row.answers[0].residual <= residual);
+  const reached = `A residual of ${residualText(residual)} takes the student ${stepsText(own.steps)}, ${msText(own.ms)}`;
+  if (!level) return `${reached}; the teacher stops before.`;
+  return `${reached}; the teacher ${stepsText(level.steps)}, ${msText(level.ms)}.`;
 }
 
 // One answer: the digit, ten bars, residual and time.
@@ -215,21 +227,21 @@ function answerCell(who, row, right) {
 }
 
 function showSteps({ teacher, student }, right) {
-  const line = (row, other) =>
-    made("tr", {}, made("th", { scope: "row" }, String(row.steps)), answerCell("teacher", row, right), other);
+  const line = (steps, ...cells) => made("tr", {}, made("th", { scope: "row" }, String(steps)), ...cells);
+  const note = (text) => made("td", { class: "done" }, text);
   const count = student.length;
-  const paired = student.map((row, i) => {
-    const own = teacher[Math.min(i, teacher.length - 1)];
-    return line(i < teacher.length ? own : { ...own, steps: row.steps }, answerCell("student", row, right));
-  });
+  const paired = student.map((row, i) =>
+    line(row.steps,
+      i < teacher.length ? answerCell("teacher", teacher[i], right) : note("already at its equilibrium"),
+      answerCell("student", row, right)));
   byId("together").replaceChildren(...paired);
   const middle = teacher.slice(count, -1);
-  byId("more").replaceChildren(...middle.map((row) => line(row, made("td"))));
+  byId("more").replaceChildren(...middle.map((row) => line(row.steps, answerCell("teacher", row, right), note(""))));
   const rest = [];
   if (teacher.length > count) {
     const done = teacher.at(-1).answers[0].residual <= settings.tolerance;
     const text = done ? "← the teacher's equilibrium" : "← the teacher gives up";
-    rest.push(line(teacher.at(-1), made("td", { class: "done" }, text)));
+    rest.push(line(teacher.length, answerCell("teacher", teacher.at(-1), right), note(text)));
   }
   byId("last").replaceChildren(...rest);
   const button = byId("toggle");
@@ -248,22 +260,23 @@ byId("toggle").addEventListener("click", () => {
 
 addEventListener("resize", () => shown && show(shown));
 
-// Beginning.
+function failed(error) {
+  say("", "This browser cannot run the models.", String(error));
+}
 
 async function begin() {
   byId("count").textContent = settings.labels.length;
   byId("tolerance").textContent = settings.tolerance;
   byId("commit").textContent = settings.commit;
-  takeTestDigit(settings.labels.indexOf(FIRST_SHOWN));
+  takeTestDigit(0);
   try {
     models = await loadModels(settings);
   } catch (error) {
-    say("", "This browser cannot run the models.", String(error));
-    return;
+    return failed(error);
   }
   byId("all").disabled = false;
   byId("all").addEventListener("click", () => {
-    busy = busy.then(() => runAll(models, settings, testPixels));
+    busy = busy.then(() => runAll(models, settings, testPixels)).catch(failed);
   });
   changed();
 }

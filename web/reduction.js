@@ -18,7 +18,8 @@ function reducedDrawing(strokes, ink) {
   for (let row = 0; row < SIDE; row++)
     for (let column = 0; column < SIDE; column++)
       distances.push(distanceToLines(column + 0.5, row + 0.5, lines));
-  const reach = distances.slice().sort((a, b) => a - b)[ink - 1];
+  // Pixels that are equally near become ink together, whatever rounding says.
+  const reach = distances.slice().sort((a, b) => a - b)[ink - 1] + 1e-9;
   const counts = new Array((SIDE / BLOCK) ** 2).fill(0);
   distances.forEach((distance, i) => {
     const row = Math.floor(i / SIDE / BLOCK);

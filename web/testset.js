@@ -13,7 +13,7 @@ async function runAll(models, settings, pixels) {
     const found = await compared(models, Array.from(pixels.subarray(64 * first, 64 * last)), settings);
     batches.push({ found, labels: labels.slice(first, last) });
     button.textContent = `${last} of ${labels.length}`;
-    await new Promise((done) => setTimeout(done, 0));
+    await pause(0);
   }
   byId("table").replaceChildren(testTable(batches, labels.length));
   button.textContent = "Run them all again";
