@@ -22,6 +22,7 @@ from torch import Tensor
 from cdeq import cli
 from cdeq.data import digits_images
 from cdeq.demo.run import distil_student, train_teacher
+from cdeq.demo.task import Task
 from cdeq.demo.tasks import DEMO_TASKS
 from cdeq.evaluation.environment import current_commit
 from cdeq.files import atomic_write_text
@@ -46,16 +47,15 @@ def main() -> None:
     if not options.student.exists():
         if options.student.parent != DEMO:
             raise SystemExit(f"{options.student} is missing; without --student one is made")
-        distil(options.student)
+        distil(options.student, DEMO_TASKS["images"](0))
     page = options.out / "index.html"
     options.out.mkdir(parents=True, exist_ok=True)
     atomic_write_text(page, bundled(exported(options.student), runtime, settings()))
     print(f"wrote {page}, {page.stat().st_size / 1e6:.1f} MB: open it in a browser")
 
 
-def distil(folder: Path) -> None:
-    """The images demo's teacher and one student, where `cdeq demo` keeps them: it finds them done."""
-    task = DEMO_TASKS["images"](0)
+def distil(folder: Path, task: Task) -> None:
+    """A demo's teacher and one student, where `cdeq demo` keeps them: it finds them done."""
     teacher, _ = train_teacher(task, folder.parent / "teacher", 0, progress=True)
     student = distil_student(
         task, teacher, RECIPE, folder.parent / f"distil-{RECIPE}", 0, progress=True
@@ -115,9 +115,7 @@ def settings() -> dict[str, Any]:
     }
 
 
-def bundled(
-    models: dict[str, bytes], runtime: dict[str, bytes], about: dict[str, Any]
-) -> str:
+def bundled(models: dict[str, bytes], runtime: dict[str, bytes], about: dict[str, Any]) -> str:
     """The page, in which each `<!-- build: name -->` of index.html gives way to what it names."""
     own = [(HERE / name).read_text() for name in SCRIPTS]
     library = runtime["script"].decode().split("//# sourceMappingURL")[0]
@@ -144,7 +142,9 @@ def element(start: str, text: str) -> str:
     """An element of the page with raw text, which must not end it early."""
     name = start.split()[0]
     if f"</{name}" in text.lower() or "<!--" in text:
-        raise SystemExit(f"a {name} of the page contains </{name} or <!--, which would cut it short")
+        raise SystemExit(
+            f"a {name} of the page contains </{name} or <!--, which would cut it short"
+        )
     return f"<{start}>{text}</{name}>"
 
 
