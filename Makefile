@@ -8,7 +8,7 @@ TASK ?= images
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test release-test quick lint format docs bench bench-graphs bench-students bench-deploy results wheel clean
+.PHONY: demo test release-test quick lint format docs bench bench-graphs bench-students bench-deploy results web wheel clean
 
 $(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,12 +35,12 @@ quick: $(READY)
 # Not the README, whose code has its comments in a column.
 lint: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check src experiments tests bench examples
+	$(BIN)/ruff format --check src experiments tests bench examples web
 	$(BIN)/mypy
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format src experiments tests bench examples
+	$(BIN)/ruff format src experiments tests bench examples web
 
 # Strict: a link that leads nowhere, or a page that nothing leads to, is an error.
 docs: $(READY)
@@ -79,6 +79,12 @@ bench-students: $(READY)
 	mkdir -p results/bench
 	cp runs/bench/strangers.* runs/bench/frontier.* runs/bench/certificate.* runs/bench/generation.* results/bench/
 
+# The page to play with, web/dist/index.html; the first time it trains the model of the images demo, for some minutes.
+web: $(READY)
+	@command -v npm >/dev/null || { echo "make web needs npm, which Debian has as npm and others with Node.js"; exit 1; }
+	npm ci --prefix web --ignore-scripts --no-audit --no-fund
+	$(BIN)/python web/build.py
+
 # An sdist, and from it a wheel, in dist/.
 wheel: $(READY)
 	rm -rf dist
@@ -98,4 +104,4 @@ results: $(READY)
 	$(BIN)/python -m cdeq_experiments.pages.fill README.md docs/*.md
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site src/*.egg-info
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site web/dist web/node_modules src/*.egg-info

@@ -51,6 +51,7 @@ SMALL = {"channels": 4, "groups": 2, "keep": 0.0, "gain": 0.2}
 TEXT = {"vocabulary": 20, "width": 8, "heads": 2, "inner": 12, "length": 12}
 MODELS = {
     "images": Kind(lambda: seeded(ConvDEQ, **SMALL), lambda b: images(b, 1)),
+    "channels": Kind(lambda: seeded(ConvDEQ, **SMALL | {"channels": 8}), lambda b: images(b, 1)),
     "mdeq": Kind(lambda: mdeqs.contracted(2), lambda b: images(b, 3)),
     "text": Kind(lambda: seeded(TransformerDEQ, **TEXT), lambda b: tokens(20, b, 3 + b % 9)),
     "memory": Kind(lambda: small_transformer().eval(), segment),

@@ -26,6 +26,7 @@ pytest.importorskip("onnxscript")
 ROOT = Path(__file__).parents[1]
 COVER = [
     ("images", "corrected", 2),
+    ("channels", "corrected", 2),
     ("mdeq", "paper", 2),
     ("text", "warm_start", 4),
     ("memory", "anchored", 1),
@@ -81,6 +82,15 @@ def test_pt2_gives_the_numbers_of_the_student(name, recipe, steps, tmp_path):
         tensors = named_tensors(x, "x" if isinstance(x, torch.Tensor) else "")
         assert list(tensors) == given
         close(program(*tensors.values())[0], student(x, steps=steps))
+
+
+def test_many_channels_leave_the_number_of_samples_open(tmp_path):
+    student = student_of("channels", "corrected")
+    student.export(tmp_path / "student.pt2", MODELS["channels"].x(1), steps=1, check=False)
+    program = torch.export.load(tmp_path / "student.pt2").module()
+    for batch in BATCHES:
+        x = MODELS["channels"].x(batch)
+        close(program(x)[0], student(x, steps=1))
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ class ImageBlock(nn.Module):
         if gate is None:
             # Pointwise: as a product of matrices it is faster on CPU than as a convolution.
             weight: Any = self.linear[i].weight
-            rows = weight.flatten(1).expand(len(x), -1, -1)
+            rows = weight.flatten(1).expand(x.shape[0], -1, -1)  # not len(x): traced, a number
             return torch.bmm(rows, x.flatten(2)).unflatten(2, x.shape[2:])
         return self.linear[i](x) + self.leave[i](gate * self.enter[i](x))
 
