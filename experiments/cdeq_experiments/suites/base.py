@@ -348,6 +348,7 @@ class Suite(ABC):
                 fit=config.fit,
                 folder=run.folder,
                 task_loss=self.task_loss(self.teacher),
+                start_network=config.start_network(self.teacher),
                 seed=seed,
                 progress=told,
             )

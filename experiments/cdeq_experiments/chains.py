@@ -1,0 +1,91 @@
+"""A task that needs depth by nature: chains whose label stands at one end, and what a start that sees far can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from cdeq.gradients import Implicit
+from cdeq.models.graph.start import FarStart
+from cdeq.solvers import Anderson
+from cdeq.training import TeachConfig
+from cdeq_experiments.configs import base
+from cdeq_experiments.configs.graphs import GraphBudget, graph_config
+from cdeq_experiments.suites.base import Model
+from cdeq_experiments.suites.graphs import CHAINS
+from cdeq_experiments.tables import Experiment, measure_tables, same_equilibrium
+
+TINY = GraphBudget(teacher_updates=20, student_updates=20, explicit_updates=20)
+USUAL = GraphBudget(teacher_updates=60, student_updates=150)
+FEW, MANY = (1, 2, 5, 10, 20, 50, 100), (200, 500, 1000)
+SOLVER = Anderson(window=10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarStudent(base.StudentConfig):
+    """A student whose start sees as many hops far."""
+
+    hops: int
+
+    def start_network(self, teacher: Model) -> nn.Module:
+        reaches = (0.99, teacher.config["kappa"])
+        return FarStart(teacher.config["width"], hops=self.hops, reaches=reaches, nonnegative=True)
+
+
+def chain_config(length: int, budget: GraphBudget, distilled: bool) -> base.SuiteConfig:
+    """Chains of a length; settings were chosen on the validation nodes of seed 0 at 20 and 100."""
+    config = graph_config(f"Chains of {length}", f"chains-{length}", budget, width=16)
+    fit = replace(config.teacher.teaching.fit, learning_rate=3e-2, weight_decay=0.0, checkpoint_every=20)
+    gradient = Implicit(solver=SOLVER, tol=1e-3, max_steps=150)
+    teaching = TeachConfig(fit=fit, solver=SOLVER, gradient=gradient, tol=1e-5, depths=(150, 150))
+    kept: dict[str, Any] = {"width": 16, "memory": 1.0, "bias": False}
+    ignn = replace(config.teacher, teaching=teaching, arguments={**kept, "kappa": 0.999})
+    eignn = replace(config.others["eignn"], teaching=teaching)
+    students = {name: config.students[name] for name in base.CORRECTED if distilled}
+    far = {f"{name}_far": FarStudent(**vars(one), hops=length) for name, one in students.items()}
+    layers = {"gcn": {"layers": 12, "width": 16}, "gat": {"layers": 16, "heads": 2}}
+    return replace(
+        config,
+        teacher=ignn,
+        others={
+            "ignn_published": replace(
+                ignn, title="IGNN, kappa 0.9", arguments={**kept, "kappa": 0.9}
+            ),
+            "eignn": replace(eignn, arguments={"width": 16, "gamma": 0.999}),
+            "eignn_published": replace(
+                eignn, title="EIGNN, gamma 0.8", arguments={"width": 16}, closed_form=None
+            ),
+        },
+        students=students | far,
+        recording={"endpoint": base.RecordConfig(batches=None, max_steps=2000)},
+        tolerances=base.Tolerances(reference=1e-6, max_steps=3000, exact=1e-7, everyday=1e-5),
+        counts=base.Counts(shown=FEW + MANY, methods=FEW, solvers=FEW + MANY, timed=FEW + MANY),
+        solvers=("picard", "anderson"),
+        learned_solver=None,
+        few_step=None,
+        explicit={
+            name: replace(
+                config.explicit[name],
+                arguments={"dropout": 0.0, **own},
+                fit=replace(config.explicit[name].fit, weight_decay=0.0),
+            )
+            for name, own in layers.items()
+        },
+    )
+
+
+def chain_configs(scale: str) -> list[base.SuiteConfig]:
+    lengths = CHAINS[:2] if scale == "tiny" else CHAINS[1:]
+    budget = TINY if scale == "tiny" else USUAL
+    return [chain_config(n, budget, n == lengths[-1]) for n in lengths]
+
+
+CHAIN_TABLE = Experiment(
+    name="chains",
+    layout="chains",
+    configs=chain_configs,
+    measure=measure_tables,
+    more=same_equilibrium,
+)
