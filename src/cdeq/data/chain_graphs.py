@@ -1,7 +1,7 @@
 """Chains whose label stands at one end: the task that implicit graph networks were invented for.
 
-From Gu et al. 2020 (IGNN, two classes) and Liu et al. 2021 (EIGNN, any number of classes). Shapes: N nodes, L nodes of a
-chain, F features, C classes.
+From Gu et al. 2020 (IGNN, two classes) and Liu et al. 2021 (EIGNN, any number of classes).
+Shapes: N nodes, L nodes of a chain, F features, C classes.
 """
 
 from __future__ import annotations

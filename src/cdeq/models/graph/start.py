@@ -1,8 +1,7 @@
-"""Learned starts for equilibrium models on graphs. Shapes: N nodes, D width, H inner, K hops, S reaches."""
+"""Learned starts for equilibrium models on graphs. Shapes: N nodes, D width, H inner, K hops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,54 +40,48 @@ class PropagatedStart(nn.Module):
 
 
 class FarStart(nn.Module):
-    """s(b) = W2 [h_1, R_1 h_1, ..., h_S, R_S h_S], R_i = (1 - a_i) (I - a_i A)^-1, h_i = relu(W1_i b), zero before training.
+    """s(b) = W2 [h, R h], R = (I - a A)^-1, h = relu(W1 b) (N, H), zero before training.
 
-    For equilibria that know of nodes a hundred hops away. R_i is a mean over walks of all lengths, of 1 / (1 - a_i) steps
-    on average; on a path it reaches some 1 / sqrt(3 (1 - a_i)) nodes far, times three or four. Its K hops are made for
-    all S `reaches` a_i at once, on S H columns, and nothing is known from further than K hops: choose K as large as the
-    graph is wide. `nonnegative` as for `PropagatedStart`.
+    For equilibria that know of nodes a hundred hops away: R b is that of an IGNN with W = a I, where it is positive.
+    Along a path R fades by a factor e in about 1 / sqrt(3 (1 - a)) nodes; a is `reach`. R is computed by K `hops`,
+    products with A, so nothing is seen from further away than K nodes. `nonnegative` as for `PropagatedStart`.
     """
 
     def __init__(
         self,
         width: int,
         inner: int = 4,
-        hops: int = 100,
-        reaches: Sequence[float] = (0.99, 0.999),
+        hops: int = 150,
+        reach: float = 0.999,
         nonnegative: bool = False,
     ):
         super().__init__()
-        self.config = arguments_of(locals()) | {"reaches": list(reaches)}
-        if not all(0 < reach < 1 for reach in reaches):
-            raise ValueError(f"reaches must be between 0 and 1, not {list(reaches)}")
-        self.hops, self.nonnegative = hops, nonnegative
-        columns = inner * len(reaches)
-        self.compress = nn.Linear(width, columns)
-        self.expand = nn.Linear(2 * columns, width)
+        self.config = arguments_of(locals())
+        if not 0 < reach < 1:
+            raise ValueError(f"reach must be between 0 and 1, not {reach}")
+        self.hops, self.reach, self.nonnegative = hops, reach, nonnegative
+        self.compress = nn.Linear(width, inner)
+        self.expand = nn.Linear(2 * inner, width)
         nn.init.zeros_(self.expand.weight)
         nn.init.zeros_(self.expand.bias)
-        each = torch.tensor(reaches).repeat_interleave(inner)
-        self.register_buffer("reach", each, persistent=False)
 
     def forward(self, context: Any) -> Tensor:
         """From a context with an `injection` (N, D) and an `adjacency` (N, N) to a state (N, D)."""
-        reach: Any = self.reach
         h = F.relu(self.compress(context.injection))
-        far = resolvent(context.adjacency, (1 - reach) * h, reach, self.hops)
+        far = resolvent(context.adjacency, h, self.reach, self.hops)
         z = self.expand(torch.cat([h, far], dim=1))
         return z.clamp_min(0) if self.nonnegative else z
 
 
-def resolvent(adjacency: Tensor, x: Tensor, shrinkage: Tensor, hops: int) -> Tensor:
-    """(I - a_i A)^-1 x_i for each column i of x (N, H), by Chebyshev's semi-iteration (Golub and Varga 1961).
+def resolvent(adjacency: Tensor, x: Tensor, shrinkage: float, hops: int) -> Tensor:
+    """(I - a A)^-1 x for x (N, H), by Chebyshev's semi-iteration (Golub and Varga 1961); a is `shrinkage`, below 1.
 
-    A symmetric with eigenvalues in [-1, 1], a = `shrinkage` (H,) below 1. One product with A for each hop; the error
-    falls by a / (1 + sqrt(1 - a^2)) with each, in place of the a of a geometric series.
+    A is symmetric with eigenvalues in [-1, 1]. One product with it for each hop; the error falls by a factor
+    a / (1 + sqrt(1 - a^2)) with each, in place of the a of a geometric series.
     """
-    weight = torch.ones_like(shrinkage)
-    before, y = torch.zeros_like(x), x
-    for hop in range(hops):
-        weight = 1 / (1 - shrinkage**2 * weight * (0.5 if hop == 0 else 0.25))
-        after = shrinkage * sparse_product(adjacency, y) + x
+    before, y, weight = torch.zeros_like(x), x, 2.0
+    for _ in range(hops):
+        weight = 1 / (1 - shrinkage**2 * weight / 4)
+        after = torch.add(x, sparse_product(adjacency, y), alpha=shrinkage)
         before, y = y, torch.lerp(before, after, weight)
     return y
