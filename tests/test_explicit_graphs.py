@@ -15,13 +15,8 @@ from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph, normalised_adjacency
 from cdeq.data.sparse import SparseMatrix, csr_from_pointers, row_indices, transposed
-from cdeq_experiments.rivals.gpm import (
-    GPM,
-    anonymous_paths,
-    distinct_paths,
-    random_walks,
-    read_paths,
-)
+from cdeq.data.walks import anonymous_paths, distinct_paths, random_walks
+from cdeq_experiments.rivals.gpm import GPM, read_paths
 from cdeq_experiments.rivals.graph_convolutions import (
     GAT,
     GCN,

@@ -16,7 +16,7 @@ from cdeq.cli import Placed, check_counts, wide_console
 from cdeq.training import is_main_process, process_group, process_rank
 from cdeq_experiments.options import ExperimentError, Options, silent
 
-Tables = Literal["table1", "table2", "table3", "zoo", "inductive", "teachers"]
+Tables = Literal["table1", "table2", "table3", "zoo", "inductive", "chains", "teachers"]
 Figures = Literal["residuals", "cost", "overhead", "certified"]
 Paper = Literal[
     "solvers", "history", "lambdas", "modules", "window", "gamma-rho", "beta", "time-map"
@@ -32,8 +32,8 @@ class Reproduce(Placed):
     """
 
     experiment: tyro.conf.Positional[Literal[Tables, Figures, Ablations, "all"]]
-    """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes), teachers (of graphs), a
-    figure or an ablation by name (docs/reproducing.md says what each is), or all of them."""
+    """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes), chains (long ones),
+    teachers (of graphs), a figure or an ablation by name (docs/reproducing.md says what each is), or all of them."""
     scale: Literal["tiny", "small", "paper"] = "small"
     """tiny: embedded data, a minute; small: real data, one to two hours for a table on two cores; paper: the
     published sizes, as configurations that were not run in full."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cdeq_experiments.ablations import ABLATIONS
+from cdeq_experiments.chains import CHAIN_TABLE
 from cdeq_experiments.configs import table_configs
 from cdeq_experiments.configs.base import KINDS
 from cdeq_experiments.figures import FIGURES
@@ -16,7 +17,7 @@ RESIDUALS, *REST = FIGURES
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        *(*TABLES, INDUCTIVE, TEACHERS, RESIDUALS),
+        *(*TABLES, INDUCTIVE, CHAIN_TABLE, TEACHERS, RESIDUALS),
         *(ablation.experiment() for ablation in ABLATIONS),
         *(*REST, ZOO),
     )

@@ -8,6 +8,7 @@ from small import BY_KIND, GRAPH, corpus, few_digits, few_nodes, suite
 
 from builders import Cut, cut_at, options
 from cdeq.data import MissingDataError
+from cdeq.evaluation.kept_states import KeptStates, keep_state
 from cdeq.models import IGNN
 from cdeq.solvers import Picard, solve_model
 from cdeq.training import few_step_teaching
@@ -16,7 +17,6 @@ from cdeq.training.teaching import TeachingObjective
 from cdeq_experiments.configs import table_configs
 from cdeq_experiments.entries import entries_of, make_closed_form
 from cdeq_experiments.suites import graphs, images, make_suites, text
-from cdeq_experiments.suites.states import KeptStates, keep_state
 
 KINDS = pytest.mark.parametrize("kind", BY_KIND)
 

@@ -16,11 +16,11 @@ from cdeq.evaluation import (
     perplexity,
     solver_method,
 )
+from cdeq.evaluation.kept_states import KeptStates
 from cdeq.solvers import Anderson, Picard, solve_model
 from cdeq_experiments import entries, tables
 from cdeq_experiments.configs.base import CORRECTED
 from cdeq_experiments.suites import KINDS
-from cdeq_experiments.suites.states import KeptStates
 
 SEEDS = ("--seeds", "2")
 SOLVERS = ("picard", "anderson", "broyden")

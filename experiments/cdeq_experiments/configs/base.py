@@ -79,6 +79,10 @@ class StudentConfig:
         """The whole recipe."""
         return Recipe.from_name(self.recipe, **self.changes)
 
+    def start_network(self, teacher: Any) -> nn.Module | None:
+        """Its start, where it is not the one that its teacher offers."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedSolverConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,21 @@ class Known:
         """The tables that a benchmark wrote beside its JSON."""
         return f"\n{(self.folder / 'bench' / f'{name}.md').read_text(encoding='utf-8')}"
 
-    def summary(self, *methods: str, field: str = "metric", paper: bool = False) -> str:
+    def summary(
+        self,
+        *methods: str,
+        field: str = "metric",
+        paper: bool = False,
+        of: Sequence[str] = TABLES,
+        counts: Sequence[int | None] = (1, 2),
+    ) -> str:
         """All data sets of the three tables: a quantity of some methods after one and two evaluations.
 
-        `learned solver` is the one that a data set has; with `paper` its numbers stand in brackets.
+        `learned solver` is the one that a data set has; with `paper` its numbers stand in brackets. `of` other
+        experiments or at other `counts` if so asked, None for what has no number of evaluations.
         """
-        rows, columns = [], [(name, k) for k in (1, 2) for name in methods]
-        for results, found in map(self.read, TABLES):
+        rows, columns = [], [(name, k) for k in counts for name in methods]
+        for results, found in map(self.read, of):
             for dataset in results.datasets:
                 metric, teacher = metric_of(results, dataset), results.teacher(dataset)
                 own = found[found["dataset"] == dataset].replace({"method": LEARNED})
@@ -77,7 +86,8 @@ class Known:
                 end = f"{metric.phrase(teacher.metric)} after {teacher.steps:.0f}"
                 cells = [cell(metric, row, field, paper=paper) for row in picked]
                 rows.append([f"{plain(dataset)}{told}", end, *cells])
-        heads = [f"{style(name).name}, {k}".capitalize() for name, k in columns]
+        heads = [style(name).name + f", {k}" * (k is not None) for name, k in columns]
+        heads = [head[:1].upper() + head[1:] for head in heads]
         return f"\n{Table('', ['', 'converged', *heads], rows).markdown()}\n"
 
 

@@ -21,7 +21,7 @@ SETTINGS = Path(__file__).parent / "templates" / "plots.mplstyle"
 INK = "#20242c"
 COLOURS = ("#0068a3", "#c25500", "#00805d", "#a8477f", "#6b7280", "#8a6d00", "#5b3f9e")
 MARKERS = "o^sDvPX"
-TICKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
+TICKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 50, 100, 200, 500, 1000)
 PICTURED = {
     "anderson": "Anderson, the model's own solver",
     "hyperdeq": "HyperDEQ, a learned solver",
@@ -172,7 +172,38 @@ def _bars(panel: Axes, results: Results, dataset: str, own: pd.DataFrame, field:
     panel.set_title(f"{dataset}: {BARS[field]}")
 
 
+def _by_length(panel: Axes, results: Results, found: pd.DataFrame) -> None:
+    """Accuracy of everything that is converged or explicit against the length of the chains."""
+    lengths = {dataset: int(dataset.split()[-1]) for dataset in results.datasets}
+    names = dict.fromkeys(teacher.name for teacher in results.teachers)
+    lines = {name: [results.teacher(d, name).metric for d in lengths] for name in names}
+    explicit = found[found["explicit"] & (found["method"] != "eignn_closed")]
+    for name, rows in explicit.groupby("name", sort=False):
+        lines[str(name)] = list(rows["metric"])
+    for place, (name, values) in enumerate(lines.items()):
+        look: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place]}
+        panel.plot(lengths.values(), [100 * (v or math.nan) for v in values], label=name, **look)
+    panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}%")
+    panel.set_xlabel("nodes of a chain")
+    panel.set_title("accuracy, converged")
+    panel.legend(loc="lower left")
+
+
+def _chains(results: Results, found: pd.DataFrame) -> Figure:
+    """Against the length, and for the longest chains against evaluations."""
+    drawn = Figure(figsize=(15.6, 4.2), layout="constrained")
+    first, *others = drawn.subplots(1, 3)
+    longest = results.datasets[-1]
+    _by_length(first, results, found)
+    for panel, field in zip(others, ("metric", "distance"), strict=True):
+        own = found[(found["dataset"] == longest) & ~found["method"].str.contains("ignn")]
+        _curves(panel, results, longest, own, field)
+    others[0].legend(loc="upper left")
+    return drawn
+
+
 LAYOUTS: dict[str, Callable[[Results, pd.DataFrame], Figure]] = {
+    "chains": _chains,
     "table": partial(_panels, draw_panel=_curves, fields=("metric", "distance")),
     "ablation": _ablation,
     "residuals": partial(_panels, draw_panel=_curves, fields=("residual",)),

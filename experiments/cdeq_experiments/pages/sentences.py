@@ -180,6 +180,7 @@ def _certified(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[st
 
 LAYOUTS: dict[str, Callable[[Results, str, pd.DataFrame], Iterator[str]]] = {
     "table": _table,
+    "chains": _table,
     "ablation": _ablation,
     "residuals": _residuals,
     "certified": _certified,

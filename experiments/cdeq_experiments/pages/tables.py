@@ -185,6 +185,7 @@ def _teachers(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[Tab
 
 LAYOUTS: dict[str, Callable[[Results, str, pd.DataFrame], Iterator[Table]]] = {
     "table": _table,
+    "chains": _table,
     "ablation": _ablation,
     "residuals": _residuals,
     "cost": _cost,

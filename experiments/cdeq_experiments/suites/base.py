@@ -20,6 +20,7 @@ from cdeq import evaluation
 from cdeq.consistency import Student, distill
 from cdeq.equilibrium.states import State
 from cdeq.evaluation import SOLVERS, Explicit, Method, Metric, Quality, Results, Training
+from cdeq.evaluation.kept_states import KeptStates, keep_state
 from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
 from cdeq.placement import ON_CPU, moved
 from cdeq.solvers import Anderson, solve_model
@@ -36,7 +37,6 @@ from cdeq_experiments.configs.base import StudentConfig, SuiteConfig, TeacherCon
 from cdeq_experiments.jobs import Job
 from cdeq_experiments.options import Options
 from cdeq_experiments.runs import Run
-from cdeq_experiments.suites.states import KeptStates, keep_state
 
 Model = Any
 """A module; of those with an equilibrium, one that keeps the contract."""
@@ -375,6 +375,7 @@ class Suite(ABC):
                 fit=config.fit,
                 folder=run.folder,
                 task_loss=self.task_loss(self.teacher),
+                start_network=config.start_network(self.teacher),
                 seed=seed,
                 precision=self.options.placement.precision,
                 progress=told,

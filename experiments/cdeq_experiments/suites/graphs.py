@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cdeq.data.block_graphs import block_model
+from cdeq.data.chain_graphs import chain_graphs
 from cdeq.data.embedded import digits_graph
 from cdeq.data.graph_sets import load_graph, require_graph_files
 from cdeq.data.graphs import NodeTask
@@ -27,13 +28,17 @@ from cdeq_experiments.suites.base import Batch, Data, Model, Suite
 PARTS = 8
 """Parts, or samples, that a student may be distilled on in place of the whole graph."""
 
+CHAINS = (5, 10, 20, 40, 60, 80, 100)
+"""Lengths of the chains."""
+
 EMBEDDED: dict[str, Callable[[int], NodeTask]] = {
+    **{f"chains-{n}": lambda seed, n=n: chain_graphs(n, seed=seed) for n in CHAINS},
     "digits": digits_graph,
     "blocks": lambda seed: block_model(
         600, classes=4, degree=8.0, homophily=0.8, features=16, noise=2.0, seed=seed
     ),
 }
-"""Graphs that need no files: scikit-learn's digits, and a small stochastic block model."""
+"""Graphs that need no files: chains, scikit-learn's digits, and a small stochastic block model."""
 
 
 class Nodes(NamedTuple):

@@ -1,6 +1,7 @@
 """What is learned from: data sets and their layouts."""
 
 from cdeq.data.block_graphs import block_model
+from cdeq.data.chain_graphs import chain_graphs
 from cdeq.data.embedded import (
     Examples,
     Splits,
@@ -59,6 +60,7 @@ __all__ = [
     "UnsafePickleError",
     "Vocabulary",
     "block_model",
+    "chain_graphs",
     "data_folder",
     "digits_graph",
     "digits_images",
