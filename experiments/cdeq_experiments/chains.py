@@ -89,7 +89,8 @@ def chain_config(
 
 
 def chain_configs(scale: str) -> list[base.SuiteConfig]:
-    lengths, given = CHAINS[1:], {"budget": USUAL, "kappa": 0.999, "solved": FEW + MANY}
+    lengths: tuple[int, ...] = CHAINS[1:]
+    given: dict[str, Any] = {"budget": USUAL, "kappa": 0.999, "solved": FEW + MANY}
     if scale == "tiny":
         lengths, given = CHAINS[:2], {"budget": TINY, "kappa": 0.95, "solved": FEW}
     return [chain_config(n, distilled=n == lengths[-1], **given) for n in lengths]

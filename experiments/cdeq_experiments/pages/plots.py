@@ -182,7 +182,9 @@ def _by_length(panel: Axes, results: Results, found: pd.DataFrame) -> None:
         lines[str(name)] = list(rows["metric"])
     for place, (name, values) in enumerate(lines.items()):
         look: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place]}
-        panel.plot(lengths.values(), [100 * (v or math.nan) for v in values], label=name, **look)
+        panel.plot(
+            list(lengths.values()), [100 * (v or math.nan) for v in values], label=name, **look
+        )
     panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}%")
     panel.set_xlabel("nodes of a chain")
     panel.set_title("accuracy, converged")

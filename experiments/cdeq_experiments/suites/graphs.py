@@ -31,8 +31,13 @@ PARTS = 8
 CHAINS = (5, 10, 20, 40, 60, 80, 100)
 """Lengths of the chains."""
 
+
+def _chains(length: int, seed: int) -> NodeTask:
+    return chain_graphs(length, seed=seed)
+
+
 EMBEDDED: dict[str, Callable[[int], NodeTask]] = {
-    **{f"chains-{n}": lambda seed, n=n: chain_graphs(n, seed=seed) for n in CHAINS},
+    **{f"chains-{n}": partial(_chains, n) for n in CHAINS},
     "digits": digits_graph,
     "blocks": lambda seed: block_model(
         600, classes=4, degree=8.0, homophily=0.8, features=16, noise=2.0, seed=seed
