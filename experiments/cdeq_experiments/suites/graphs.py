@@ -28,7 +28,7 @@ from cdeq_experiments.suites.base import Batch, Data, Model, Suite
 PARTS = 8
 """Parts, or samples, that a student may be distilled on in place of the whole graph."""
 
-CHAINS = (5, 10, 20, 40, 60, 80, 100)
+CHAINS = (5, 10, 20, 40, 70, 100)
 """Lengths of the chains."""
 
 
