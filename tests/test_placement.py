@@ -9,6 +9,7 @@ from torch import nn
 
 import cdeq
 from cdeq import FitConfig, PlacementError, TeachConfig, cli, distill, record, teach
+from cdeq.consistency.recipes import Recipe
 from cdeq.data.graphs import Graph
 from cdeq.equilibrium.memory import Segment
 from cdeq.models import IGNN, DEQTransformer
@@ -199,18 +200,19 @@ def graph():
     return model, [(x, torch.arange(24) % 3)], cdeq.training.task_loss.cross_entropy
 
 
-def watch_states(model):
-    """The dtypes of all states that the model's map is given, and of what it answers."""
-    given, answered, usual = set(), set(), model.step
+def watch(model):
+    """The dtypes of all states that the model's map is given, and of what its layers answer."""
+    states, answers, usual = set(), set(), model.step
 
     def step(self, z, context):
-        after = usual(z, context)
-        for found, state in ((given, z), (answered, after)):
-            found |= {t.dtype for t in (state if isinstance(state, tuple) else (state,))}
-        return after
+        states.update(t.dtype for t in (z if isinstance(z, tuple) else (z,)))
+        return usual(z, context)
 
     model.step = types.MethodType(step, model)
-    return given, answered
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            layer.register_forward_hook(lambda layer, given, out: answers.add(out.dtype))
+    return states, answers
 
 
 def logged(folder, name="loss"):
@@ -225,12 +227,12 @@ def test_a_teacher_is_trained_in_bfloat16_as_in_single_precision(make, pretraine
     for precision in ("fp32", "bf16"):
         torch.manual_seed(0)
         model, data, loss = make()
-        given, answered = watch_states(model)
+        states, answers = watch(model)
         config = teaching(depths=(6, 8), pretrain_updates=pretrained, penalty=0.1)
         folder = tmp_path / precision
         teach(model, data, config, task_loss=loss, folder=folder, precision=precision)
-        assert given == {torch.float32}
-        assert (torch.bfloat16 in answered) == (precision == "bf16")
+        assert states == {torch.float32}
+        assert answers == {torch.bfloat16 if precision == "bf16" else torch.float32}
         assert {p.dtype for p in model.parameters()} == {torch.float32}
         found[precision] = logged(folder)
     assert len(found["bf16"]) == 4
@@ -249,12 +251,12 @@ def test_a_recording_in_bfloat16_keeps_states_and_residuals_in_single_precision(
     for precision in ("fp32", "bf16"):
         torch.manual_seed(0)
         model, data, _ = make()
-        given, answered = watch_states(model)
+        states, answers = watch(model)
         stores[precision] = record(
             model, data, tmp_path / precision, max_steps=12, precision=precision
         )
-        assert given == {torch.float32}
-        assert (torch.bfloat16 in answered) == (precision == "bf16")
+        assert states == {torch.float32}
+        assert answers == {torch.bfloat16 if precision == "bf16" else torch.float32}
     for ours, exact in zip(stores["bf16"], stores["fp32"], strict=True):
         assert ours.residual.dtype == torch.float32
         distance = cdeq.equilibrium.states.relative_distance(
@@ -267,9 +269,11 @@ def test_a_recording_in_bfloat16_keeps_states_and_residuals_in_single_precision(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [text, images, graph])
-@pytest.mark.parametrize("recipe", ["corrected", "paper"])
-def test_a_student_is_distilled_in_bfloat16_as_in_single_precision(make, recipe, tmp_path):
-    found = {}
+@pytest.mark.parametrize("name", ["corrected", "paper"])
+def test_a_student_is_distilled_in_bfloat16_as_in_single_precision(make, name, tmp_path):
+    found, parts = {}, ("start", "correction")
+    changes = {f"{part}_updates": 4 for part in parts} if name == "corrected" else {}
+    recipe = Recipe.from_name(name, **changes)
     for precision in ("fp32", "bf16"):
         torch.manual_seed(0)
         model, data, loss = make()
@@ -282,8 +286,8 @@ def test_a_student_is_distilled_in_bfloat16_as_in_single_precision(make, recipe,
         with Placement.of(student, precision=precision).computing(), torch.no_grad():
             last = student.trajectory(x, 3)[-1]
             solved = student.solve(x, tol=1e-1, max_steps=8)
-        parts = (*(last if isinstance(last, tuple) else (last,)), solved.residual)
-        assert {t.dtype for t in parts} == {torch.float32}
+        kept = (*(last if isinstance(last, tuple) else (last,)), solved.residual)
+        assert {t.dtype for t in kept} == {torch.float32}
     # What is recorded is the same in both: in single precision.
     name = f"trajectories-{student.recipe.store_mode}"
     manifests = [(tmp_path / p / name / "manifest.json").read_text() for p in ("fp32", "bf16")]
