@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from filelock import FileLock
 from torch import Tensor
 
 from cdeq import cli
@@ -56,11 +57,12 @@ def main() -> None:
 
 def distil(folder: Path, task: Task) -> None:
     """A demo's teacher and one student, where `cdeq demo` keeps them: it finds them done."""
-    teacher, _ = train_teacher(task, folder.parent / "teacher", 0, progress=True)
-    student = distil_student(
-        task, teacher, RECIPE, folder.parent / f"distil-{RECIPE}", 0, progress=True
-    )
-    student.save(folder)
+    home = folder.parent
+    home.mkdir(parents=True, exist_ok=True)
+    with FileLock(home / ".lock"):  # a demo that runs there at the same time waits
+        teacher, _ = train_teacher(task, home / "teacher", 0, progress=True)
+        student = distil_student(task, teacher, RECIPE, home / f"distil-{RECIPE}", 0, progress=True)
+        student.save(folder)
 
 
 def exported(student: Path) -> dict[str, bytes]:
@@ -117,11 +119,11 @@ def settings() -> dict[str, Any]:
 
 def bundled(models: dict[str, bytes], runtime: dict[str, bytes], about: dict[str, Any]) -> str:
     """The page, in which each `<!-- build: name -->` of index.html gives way to what it names."""
-    own = [(HERE / name).read_text() for name in SCRIPTS]
+    own = [source(name) for name in SCRIPTS]
     library = runtime["script"].decode().split("//# sourceMappingURL")[0]
     files = models | {name: runtime[name] for name in ("wasm-module", "wasm")}
     parts = {
-        "style": element("style", (HERE / "style.css").read_text()),
+        "style": element("style", source("style.css")),
         "settings": element('script type="application/json" id="settings"', json.dumps(about)),
         "scripts": "\n".join(element("script", text) for text in (library, *own)),
         "files": "\n".join(
@@ -129,13 +131,17 @@ def bundled(models: dict[str, bytes], runtime: dict[str, bytes], about: dict[str
             for name, content in files.items()
         ),
     }
-    page = (HERE / "index.html").read_text()
+    page = source("index.html")
     for name, text in parts.items():
         mark = f"<!-- build: {name} -->"
         if page.count(mark) != 1:
             raise SystemExit(f"index.html must have one {mark}")
         page = page.replace(mark, text)
     return page
+
+
+def source(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
 
 
 def element(start: str, text: str) -> str:

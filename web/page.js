@@ -143,13 +143,11 @@ function changed() {
 async function answer(number) {
   if (!counts) return clearAnswers();
   const wanted = () => number === latest && !penDown;
-  byId("steps").classList.add("measuring");
   show(await compared(models, counts, settings), false);
   await pause(penDown ? 0 : LIFTED);
   if (!wanted()) return;
   const found = await measured(models, counts, settings, wanted);
   if (!found) return;
-  byId("steps").classList.remove("measuring");
   show(found);
 }
 
@@ -157,6 +155,7 @@ let shown = null; // the last measured answers
 
 function clearAnswers() {
   shown = null;
+  byId("race").classList.remove("measuring");
   for (const id of ["together", "more", "last", "chart"]) byId(id).replaceChildren();
   byId("toggle").hidden = true;
   for (const id of ["nearness", "rounds"]) byId(id).textContent = "";
@@ -170,11 +169,17 @@ function say(who, title, text) {
 
 function show(found, timed = true) {
   shown = timed ? found : null;
-  const right = label ?? bestClass(found.teacher.at(-1).answers[0].probabilities);
+  const last = ({ answers }) => bestClass(answers[0].probabilities);
+  const right = label ?? last(found.teacher.at(-1));
   showSteps(found, right);
-  if (!timed) return;
-  showVerdict(found, right);
-  showChart(found, right);
+  byId("race").classList.toggle("measuring", !timed);
+  if (timed) {
+    showVerdict(found, right);
+    showChart(found, right);
+  } else {
+    const title = `Teacher: “${last(found.teacher.at(-1))}”. Student: “${last(found.student.at(-1))}”.`;
+    say("", title, penDown ? "Lift the pen, and it is measured who was first." : "Measuring …");
+  }
 }
 
 function showVerdict({ teacher, student, rounds }, right) {
@@ -203,7 +208,7 @@ function nearnessText(teacher, student) {
   const { residual } = own.answers[0];
   const level = teacher.find((row) => row.answers[0].residual <= residual);
   const reached = `A residual of ${residualText(residual)} takes the student ${stepsText(own.steps)}, ${msText(own.ms)}`;
-  if (!level) return `${reached}; the teacher stops before.`;
+  if (!level) return `${reached}; the teacher does not go that far.`;
   return `${reached}; the teacher ${stepsText(level.steps)}, ${msText(level.ms)}.`;
 }
 
