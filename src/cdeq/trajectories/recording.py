@@ -102,7 +102,7 @@ def record(
         require_memory(model)
     folder = Path(folder)
     found, finished = on_main_process(lambda: begin_recording(folder, manifest))
-    found.require_same(manifest, folder)  # of a process whose teacher is another
+    gathered(lambda: found.require_same(manifest, folder))  # the teacher of each process
     if not found.complete:
         settings = Settings(solver=solver, max_steps=max_steps, tol=tol, dtype=dtype)
         # A memory passes from each batch to the next: one process records, and the others wait.
@@ -112,9 +112,9 @@ def record(
         def write() -> dict[int, ShardNote]:
             if rank >= world:
                 return {}
-            memory = _memory_left(model, writer) if carried else None
             shown = progress if is_main_process() else None
             with _evaluating(model), torch.no_grad(), shown_progress(shown, "record") as show:
+                memory = _memory_left(model, writer) if carried else None
                 return _fill(writer, model, loader, settings, memory, show)
 
         notes = {number: note for part in gathered(write) for number, note in part.items()}
