@@ -73,11 +73,15 @@ def other_recordings(root):
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
     (root / f"bad-{process_rank()[0]}.txt").write_text(words)
-    uneven = batches(count=4 if process_rank()[0] == 0 else 1)
-    try:
-        record(Tanh(), uneven, root / "uneven", **given)
-    except Exception as error:
-        (root / f"uneven-{process_rank()[0]}.txt").write_text(str(error))
+    rank = process_rank()[0]
+    for name, teacher, data in [
+        ("uneven", Tanh(), batches(count=1 if rank else 4)),
+        ("other", Tanh(seed=rank), batches()),
+    ]:
+        try:
+            record(teacher, data, root / name, **given)
+        except Exception as error:
+            (root / f"{name}-{rank}.txt").write_text(str(error))
 
 
 # Teaching.
@@ -220,6 +224,9 @@ def test_what_fails_in_one_process_fails_in_all(root):
     ).read_text() == f"RuntimeError: process 1 failed: {alone}"
     told = (root / "others2" / "uneven-0.txt").read_text()
     assert "loaders of different lengths" in told
+    words = [(root / "others2" / f"other-{rank}.txt").read_text() for rank in range(2)]
+    assert "was recorded with another teacher" in words[1]
+    assert words[0] == f"process 1 failed: FingerprintMismatch: {words[1]}"
 
 
 def assert_same_run(one, other):

@@ -272,7 +272,7 @@ def test_a_recording_in_bfloat16_keeps_states_and_residuals_in_single_precision(
 @pytest.mark.parametrize("name", ["corrected", "paper"])
 def test_a_student_is_distilled_in_bfloat16_as_in_single_precision(make, name, tmp_path):
     found, parts = {}, ("start", "correction")
-    changes = {f"{part}_updates": 4 for part in parts} if name == "corrected" else {}
+    changes = {f"{part}_updates": 60 for part in parts} if name == "corrected" else {}
     recipe = Recipe.from_name(name, **changes)
     for precision in ("fp32", "bf16"):
         torch.manual_seed(0)
@@ -292,5 +292,5 @@ def test_a_student_is_distilled_in_bfloat16_as_in_single_precision(make, name, t
     name = f"trajectories-{student.recipe.store_mode}"
     manifests = [(tmp_path / p / name / "manifest.json").read_text() for p in ("fp32", "bf16")]
     assert manifests[0] == manifests[1]
-    assert found["bf16"] == pytest.approx(found["fp32"], rel=0.02, abs=0.02)
+    assert found["bf16"] == pytest.approx(found["fp32"], rel=0.02, abs=0.06)
     assert found["bf16"] != found["fp32"]

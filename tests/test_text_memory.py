@@ -121,6 +121,17 @@ def test_a_resumed_recording_is_the_same_byte_for_byte(tmp_path, own, dtype, mod
         assert contents(folder) == expected, stop
 
 
+def test_dropout_has_no_part_in_a_resumed_recording(tmp_path):
+    def model():
+        return small_transformer(dropout=0.5).train()
+
+    recorded(tmp_path / "whole", model())
+    with pytest.raises(Cut):
+        recorded(tmp_path / "cut", model(), progress=cut_at(3))
+    recorded(tmp_path / "cut", model())
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_a_recording_cut_at_every_shard_is_the_same(tmp_path):
     recorded(tmp_path / "whole")

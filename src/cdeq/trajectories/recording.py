@@ -109,7 +109,7 @@ def record(
         require_memory(model)
     folder = Path(folder)
     found, finished = on_main_process(lambda: begin_recording(folder, manifest))
-    found.require_same(manifest, folder)  # of a process whose teacher is another
+    gathered(lambda: found.require_same(manifest, folder))  # the teacher of each process
     if not found.complete:
         settings = Settings(solver=solver, max_steps=max_steps, tol=tol, dtype=dtype)
         # A memory passes from each batch to the next: one process records, and the others wait.
