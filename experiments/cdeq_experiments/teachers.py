@@ -24,6 +24,7 @@ def settings(config: SuiteConfig) -> list[SuiteConfig]:
     """The teacher of Table 3 and what else was tried; its title says what is changed."""
     teacher, fit = config.teacher, config.teacher.teaching.fit
     width, longer = teacher.arguments["width"], 3 * fit.updates
+    kappa = 0.95 if teacher.arguments["kappa"] == 0.8 else 0.8
 
     def trained(**changes: Any) -> TeacherConfig:
         return replace(teacher, teaching=replace(teacher.teaching, fit=replace(fit, **changes)))
@@ -37,7 +38,7 @@ def settings(config: SuiteConfig) -> list[SuiteConfig]:
         "no weight decay": trained(weight_decay=0.0),
         "dropout 0.2": built(dropout=0.2),
         f"width {2 * width}": built(width=2 * width),
-        "kappa 0.8": built(kappa=0.8),
+        f"kappa {kappa}": built(kappa=kappa),
     }
     alone = config.with_students({}, config.counts)
     return [replace(alone, teacher=replace(one, title=name)) for name, one in found.items()]

@@ -82,7 +82,7 @@ def test_work_is_done_once(run):
     # Plain JSON at once, and not only when it is read again.
     assert run.result(work) == {"rows": [1, 2], "metric": None} == run.result(work)
     assert run.attempt(work)
-    assert Run(run.folder).awaited() == run.read()
+    assert Run(run.folder).read() == run.read()
     assert len(done) == 1
 
 

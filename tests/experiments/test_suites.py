@@ -211,7 +211,7 @@ def test_all_test_images_come_once_and_training_batches_by_number(asked):
 )
 def test_kept_states_are_read_as_they_were(state, tmp_path):
     keep_state(tmp_path, 3, state)
-    found = KeptStates(tmp_path)[3]
+    found = KeptStates(tmp_path, torch.device("cpu"))[3]
     assert type(found) is type(state)
     for a, b in zip(
         *([s] if isinstance(s, torch.Tensor) else s for s in (found, state)), strict=True

@@ -12,7 +12,7 @@ from cdeq_experiments.rivals.hrnet import HRNet
 from cdeq_experiments.rivals.inception import InceptionV2
 
 EXPLICIT = {"alexnet": AlexNet, "inception_v2": InceptionV2, "hrnet": HRNet}
-SHOWN = (1, 2, 4, 8, 12)
+SHOWN = (1, 2, 4, 8)
 SCORED = (1, 2, 3, 4, 5, 8, 12)
 SOLVED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 

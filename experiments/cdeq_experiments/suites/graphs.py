@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from cdeq.data.block_graphs import block_model
-from cdeq.data.chain_graphs import chain_graphs
 from cdeq.data.embedded import digits_graph
 from cdeq.data.graph_sets import load_graph, require_graph_files
 from cdeq.data.graphs import NodeTask
+from cdeq.data.label_chains import chain_graphs
 from cdeq.data.subgraphs import grouped_tasks, induced, partition, sampled_task
 from cdeq.evaluation import Metric, accuracy
 from cdeq.models.learned_solvers import IGNNSolver

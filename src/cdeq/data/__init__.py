@@ -1,7 +1,6 @@
 """What is learned from: data sets and their layouts."""
 
 from cdeq.data.block_graphs import block_model
-from cdeq.data.chain_graphs import chain_graphs
 from cdeq.data.embedded import (
     Examples,
     Splits,
@@ -24,6 +23,7 @@ from cdeq.data.image_sets import (
     require_image_files,
 )
 from cdeq.data.images import Augmentation, Images, ImageSet, Standard
+from cdeq.data.label_chains import chain_graphs
 from cdeq.data.npz_graphs import read_npz_graph
 from cdeq.data.ogb import read_ogb
 from cdeq.data.planetoid import read_planetoid
