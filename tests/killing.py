@@ -87,6 +87,6 @@ def run_helper(file, folder):
     """What the helper process, a test file run as a script, reports."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, file, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

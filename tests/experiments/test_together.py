@@ -45,7 +45,7 @@ EVEN = replace(
     data=TextData(name="steps", batch=2, length=5),
     teacher=replace(without_dropout(TEXT.teacher), teaching=TEACHING),
     explicit={"transformer_xl": without_dropout(TEXT.explicit["transformer_xl"])},
-    students={name: TEXT.students[name] for name in ("paper", "corrected")},
+    students={"corrected": TEXT.students["corrected"]},
     solvers=("picard",),
     few_step=None,
 )
@@ -103,7 +103,7 @@ def test_two_processes_make_the_table_of_one(root, found):
     assert len(one.rows) == len(two.rows) > 10
     for ours, theirs in zip(one.rows, two.rows, strict=True):
         assert (theirs.method, theirs.seed, theirs.steps) == (ours.method, ours.seed, ours.steps)
-        assert theirs.metric == pytest.approx(ours.metric, rel=1e-3)
+        assert theirs.metric == pytest.approx(ours.metric, rel=5e-3)
     # Every model was trained once, in a run of the same name.
     names = [sorted(p.name for p in (root / place / "runs").iterdir()) for place in ("one", "two")]
     assert names[0] == names[1]
