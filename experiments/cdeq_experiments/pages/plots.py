@@ -172,35 +172,25 @@ def _bars(panel: Axes, results: Results, dataset: str, own: pd.DataFrame, field:
     panel.set_title(f"{dataset}: {BARS[field]}")
 
 
-def _by_length(panel: Axes, results: Results, found: pd.DataFrame) -> None:
-    """Accuracy of everything that is converged or explicit against the length of the chains."""
-    lengths = {dataset: int(dataset.split()[-1]) for dataset in results.datasets}
-    names = dict.fromkeys(teacher.name for teacher in results.teachers)
-    lines = {name: [results.teacher(d, name).metric for d in lengths] for name in names}
-    explicit = found[found["explicit"] & (found["method"] != "eignn_closed")]
-    for name, rows in explicit.groupby("name", sort=False):
-        lines[str(name)] = list(rows["metric"])
-    for place, (name, values) in enumerate(lines.items()):
-        look: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place]}
-        panel.plot(
-            list(lengths.values()), [100 * (v or math.nan) for v in values], label=name, **look
-        )
-    panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}%")
-    panel.set_xlabel("nodes of a chain")
-    panel.set_title("accuracy, converged")
-    panel.legend(loc="lower left")
-
-
 def _chains(results: Results, found: pd.DataFrame) -> Figure:
-    """Against the length, and for the longest chains against evaluations."""
+    """What is converged or explicit against the length of chains, and for the longest all against evaluations."""
     drawn = Figure(figsize=(15.6, 4.2), layout="constrained")
-    first, *others = drawn.subplots(1, 3)
-    longest = results.datasets[-1]
-    _by_length(first, results, found)
-    for panel, field in zip(others, ("metric", "distance"), strict=True):
-        own = found[(found["dataset"] == longest) & ~found["method"].str.contains("ignn")]
-        _curves(panel, results, longest, own, field)
-    others[0].legend(loc="upper left")
+    panels, longest = drawn.subplots(1, 3), results.datasets[-1]
+    published = found[found["method"].str.endswith("_published")]
+    settled = published[published["steps"] == published["steps"].max()]
+    converged = pd.concat([found[found["steps"].isna()], settled])
+    converged = converged.assign(steps=converged["dataset"].str.split().str[-1].astype(float))
+    converged = converged.replace({"method": {"solved": "ignn", "eignn_closed": "eignn"}})
+    converged["name"] = [style(method).name for method in converged["method"]]
+    own = found[(found["dataset"] == longest) & ~found["method"].str.contains("ignn")]
+    for panel, rows in zip(panels, (converged, own, own), strict=True):
+        _curves(panel, results, longest, rows, "distance" if panel is panels[2] else "metric")
+    panels[0].get_lines()[-1].remove()  # the teacher of the longest alone
+    lengths = converged["steps"].unique()
+    panels[0].set_xticks(lengths, [f"{length:g}" for length in lengths])
+    panels[0].set(xlabel="nodes of a chain", title="Chains: accuracy, converged")
+    for panel in panels[:2]:
+        panel.legend()
     return drawn
 
 

@@ -37,6 +37,7 @@ STYLES = {
     "hyperdeq": Style("HyperDEQ", "student", "#8a6d00", "#e6b93c", "P"),
     "ignn_solver": Style("IGNN-Solver", "student", "#5b3f9e", "#b9a3f0", "X"),
     "eignn": Style("EIGNN", "solver", "#7a5a00", "#dcb64a", "<"),
+    "ignn": Style("IGNN", "solver", "#0068a3", "#63bbf0", "o"),
     "ignn_published": Style("IGNN, kappa 0.9", "solver", "#6b7280", "#a3abb8", "s"),
     "eignn_published": Style("EIGNN, gamma 0.8", "solver", "#a8477f", "#e3a3c6", "v"),
     "mignn": Style("MIGNN", "solver", "#2f6b8a", "#8cc7e6", ">"),
