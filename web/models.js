@@ -85,6 +85,7 @@ async function stepped(models, x, settings, tick) {
   const rows = [];
   let context = null;
   for (const steps of settings.steps) {
+    if (tick) await pause(0); // other programs get their turn now, not while the clock runs
     const { found, ms } = await timed(() => models.students.get(steps).run({ x }), tick);
     rows.push({ steps, ms, answers: answers(found) });
     context ??= found.context; // what the teacher sees of the input
