@@ -11,6 +11,7 @@ the numbers themselves, the files, and what kernels need for themselves while th
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -97,13 +98,13 @@ def batch_of(config: SuiteConfig, model: Any) -> tuple[Any, Tensor]:
         )
     if config.kind == "graph":
         graph = GRAPHS[config.name]
-        adjacency = torch.sparse_csr_tensor(
-            empty(graph.nodes + 1, dtype=whole),
-            empty(graph.entries, dtype=whole),
-            empty(graph.entries),
-            size=(graph.nodes, graph.nodes),
-            check_invariants=False,
-        )
+        pieces = (empty(graph.nodes + 1, dtype=whole), empty(graph.entries, dtype=whole))
+        size = (graph.nodes, graph.nodes)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            adjacency = torch.sparse_csr_tensor(
+                *pieces, empty(graph.entries), size=size, check_invariants=False
+            )
         return Graph(adjacency, empty(graph.nodes, graph.features)), empty(graph.nodes, dtype=whole)
     tokens = empty(data.batch, data.length, dtype=whole)
 
@@ -128,6 +129,10 @@ class Recorded:
         return self.states[k % len(self.states)]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Recorded:
+        return self
+
+    def part(self, rank: int, world: int) -> Recorded:
+        """All of it: one process alone."""
         return self
 
     def before(self) -> Recorded | None:
@@ -258,10 +263,10 @@ class PlanOptions(Options):
 def table(rows: list[dict[str, Any]]) -> str:
     """The plans as Markdown."""
     cells = [
-        [row["plan"], f"{row['weights'] / 1e6:.1f}", *(_gigabytes(row.get(s)) for s in STAGES)]
+        [row["plan"], f"{row['weights']:,}", *(_gigabytes(row.get(s)) for s in STAGES)]
         for row in rows
     ]
-    header = ["", "million weights", *STAGES]
+    header = ["", "weights", *STAGES]
     return markdown_table("GB at most, in single precision:", header, cells)
 
 

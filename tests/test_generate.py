@@ -211,6 +211,20 @@ def test_a_kept_student_is_found_with_its_words(folder):
     assert any(a.token != b.token for a, b in pairwise(drawn))
 
 
+def test_text_is_written_in_bfloat16(folder, tmp_path, capsys):
+    rows = {}
+    for precision in ("fp32", "bf16"):
+        path = tmp_path / f"{precision}.json"
+        given = ["generate", str(folder), "--tokens", "6", "--steps", "2", "--tolerance", "1e-5"]
+        assert cli.main([*given, "--precision", precision, "--json", str(path)]) == 0
+        found = json.loads(path.read_text())
+        assert found["precision"] == precision
+        rows[precision] = found["rows"]
+    assert [len(row["text"].split()) for row in rows["bf16"]] == [6, 6]
+    # A residual of a hundred-thousandth is there in single precision alone.
+    assert rows["fp32"][0]["unconverged"] < rows["bf16"][0]["unconverged"] == 6
+
+
 def test_the_options_of_the_command(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["generate", "--help"])

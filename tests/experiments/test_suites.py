@@ -1,6 +1,7 @@
 """Suites: what each kind of data fills in, what trainings depend on, and trainings that are cut short."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ from small import BY_KIND, GRAPH, corpus, few_digits, few_nodes, suite
 
 from builders import Cut, cut_at, options
 from cdeq.data import MissingDataError
+from cdeq.equilibrium.trees import tensors_in
 from cdeq.evaluation.kept_states import KeptStates, keep_state
 from cdeq.models import IGNN
+from cdeq.placement import Placement
 from cdeq.solvers import Picard, solve_model
 from cdeq.training import few_step_teaching
 from cdeq.training.task_loss import IGNORED, cross_entropy
@@ -51,6 +54,24 @@ def test_other_data_are_other_work(kind, asked, monkeypatch):
     monkeypatch.setattr(images, "digits_set", lambda: replace(few_digits(), digest="other"))
     monkeypatch.setitem(graphs.EMBEDDED, "few-nodes", lambda seed: few_nodes(seed, 70))
     assert suite(asked, kind).teacher_key != before
+
+
+@KINDS
+def test_another_device_or_precision_is_other_work_there(kind, tmp_path):
+    usual = suite(options(tmp_path), kind)
+    assert not {"device", "precision"} & set(usual.data_key)
+    half = Placement(device=torch.device("cpu"), precision="bf16")
+    assert suite(options(tmp_path, placement=half), kind).teacher_key != usual.teacher_key
+    away = Placement(device=torch.device("meta"))
+    moved = suite(options(tmp_path, placement=away), kind)
+    assert moved.teacher_key != usual.teacher_key
+    for made in (usual, moved):
+        timed = None if kind == "text" else made.timed_input()  # of a text, by its trained teacher
+        inputs = (made.data.batch_at(0), list(made.data.test()), timed)
+        placed = {tensor.device for tensor in tensors_in(inputs)}
+        assert placed == {made.options.placement.device}
+        model = made.build(partial(made.config.teacher.build, **made.data.sizes), 0)
+        assert {p.device for p in model.parameters()} == placed
 
 
 @KINDS
