@@ -264,7 +264,7 @@ def shown(rows: list[dict[str, Any]], rate: float) -> str:
             *(f"{row['dataset']}: {row['stage']}", f"{row['sample_operations'] / 1e9:.3g}"),
             *(f"{row['sample_sparse_bytes'] / 1e9:.2g}", f"{row['sample_cpu_seconds']:.2g}"),
             f"{row['sample_operations'] / row['sample_cpu_seconds'] / rate:.0%}",
-            f"{row['sample_saved_bytes'] / 1e6:.3g}",
+            f"{row['sample_saved_bytes'] / 1e6:,.0f}",
         ]
         for row in rows
     ]
