@@ -95,7 +95,7 @@ def test_scores_of_a_text_are_those_of_the_trained_models(reproduced):
 def test_scores_of_images_are_those_of_the_trained_models(reproduced):
     place = reproduced("table2", "--seeds", "1")
     found, suite = results(place, "table2"), kept_suite(place, "images")
-    model, states = suite.teacher, KeptStates(suite.equilibria().run.folder)
+    model, states = suite.teacher, KeptStates(suite.equilibria().run.folder, torch.device("cpu"))
     student, _ = suite.train_student(suite.config.students["anchored"], 0)
     right, near, total = dict.fromkeys(("teacher", "picard", "anchored", "top5"), 0), [], 0
     for number, (x, y) in enumerate(suite.data.test()):
@@ -147,7 +147,7 @@ def test_all_rows_of_a_graph(reproduced):
     assert not steps
     for row in found.rows:
         assert (row.distance is None) == (row.steps is None)
-        assert (row.seconds is None) == (row.steps not in (None, *shown))
+        assert row.seconds is not None
     assert [one.name for one in found.teachers] == ["IGNN", "EIGNN", "MIGNN"] * 2
     [first, second] = [one for one in found.teachers if one.name == "IGNN"]
     assert first.metric != second.metric or first.residual != second.residual
