@@ -141,7 +141,10 @@ def test_the_plans_are_all_of_the_scale_paper():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "plan",
+    [pytest.param(p, marks=[pytest.mark.release] * (p == "imagenet")) for p in PLANS],  # a minute
+)
 def test_a_plan_of_the_paper_runs_on_another_device_within_its_memory(bench, plan):
     configs = pytest.importorskip("cdeq_experiments.configs")
     plans = bench("paper_plans")
