@@ -291,9 +291,9 @@ def _generate(options: Generate) -> int:
 
 
 def export(options: Export) -> int:
-    from cdeq.consistency.deployment import example_of
+    from cdeq.consistency.deployment import example_of, ready_to_compute
 
-    student = cdeq.Student.load(options.folder)
+    student = ready_to_compute(cdeq.Student.load(options.folder))
     written = student.export(
         options.out,
         example_of(student),

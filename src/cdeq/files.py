@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ def atomic_write_all(contents: dict[Path, bytes]) -> None:
         for path, content in contents.items():
             name = f"{path.name}.{secrets.token_hex(MARK_BYTES)}{TEMPORARY_SUFFIX}"
             temporary[path] = path.with_name(name)
-            with open(temporary[path], "xb") as file:
+            with naming(path), open(temporary[path], "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -39,6 +41,17 @@ def atomic_write_all(contents: dict[Path, bytes]) -> None:
         raise
     for folder in {path.parent for path in contents}:
         _flush_folder(folder)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, an error says which file was to be written: that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def atomic_write_text(path: str | Path, content: str) -> None:

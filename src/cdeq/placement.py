@@ -127,5 +127,14 @@ def in_single(state: AnyState) -> AnyState:
     return map_state(lambda t: t.to(torch.promote_types(t.dtype, torch.float32)), state)  # type: ignore[return-value]
 
 
+def is_plain(*states: State) -> bool:
+    """Whether nothing but numbers of one dtype are computed from these: no gradients, no autocast, no graph."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    tensors = [tensor for state in states for tensor in tensors_of(state)]
+    same = len({tensor.dtype for tensor in tensors}) == 1
+    return same and not _is_cast(tensors[0].device.type)
+
+
 def _is_cast(kind: str) -> bool:
     return kind != "meta" and torch.is_autocast_enabled(kind)  # of which torch knows no autocast

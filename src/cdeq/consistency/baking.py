@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from cdeq.consistency.copying import copy_of
 from cdeq.consistency.parts import Prepared
 from cdeq.equilibrium.contract import Context, Input
 from cdeq.equilibrium.states import State
@@ -27,8 +28,8 @@ def fold_weights(model: Any, weights: dict[str, Tensor] | None = None) -> Any:
     if not isinstance(model, nn.Module):
         return model
     weights = weights or {}
-    same = {id(p): p for name, p in model.named_parameters() if name not in weights}
-    copied = copy.deepcopy(model, same).eval()
+    same = [p for name, p in model.named_parameters() if name not in weights]
+    copied = copy_of(model, same).eval()
     for name, weight in weights.items():
         copied.get_parameter(name).copy_(weight)
     for module in list(copied.modules()):
@@ -43,6 +44,18 @@ def fold_weights(model: Any, weights: dict[str, Tensor] | None = None) -> Any:
     return copied
 
 
+def settle(model: Any, *, children: bool = True) -> Any:
+    """Put a module's weights and modules among its plain attributes: nn.Module searches for them at each use.
+
+    For one token the searches take as long as the products. Only for copies that never change: what is assigned or
+    moved later may leave the old ones behind.
+    """
+    if isinstance(model, nn.Module):
+        for module in model.modules() if children else (model,):
+            vars(module).update(module._parameters | module._buffers | module._modules)
+    return model
+
+
 class BakedStudent:
     """Prepares inputs for `student.rollout` with one folded teacher for each strength of its first steps.
 
@@ -53,7 +66,7 @@ class BakedStudent:
         if steps < 1:
             raise ValueError(f"steps must be at least 1, not {steps}")
         # Its parts are copied, so that nothing of it changes with the student.
-        self.student = student.with_parts(copy.deepcopy(student.own_parts())).eval()
+        self.student = student.with_parts(copy_of(student.own_parts())).eval()
         self.steps = steps
         with torch.no_grad():
             strengths = {float(student.time_point(j).strength) for j in range(steps)}
@@ -63,6 +76,13 @@ class BakedStudent:
                 c: fold_weights(student.teacher, student.weights_at(c))
                 for c in sorted(strengths | {0.0, 1.0})
             }
+
+    def settled(self) -> BakedStudent:
+        """Itself, to be used for many small inputs and for nothing else; see `settle`."""
+        for part in (*self.models.values(), self.student.own_parts()):
+            settle(part)
+        settle(self.student, children=False)  # the teacher inside is not its own
+        return self
 
     def prepare(self, x: Input) -> Prepared:
         """Contexts for the input; the weights are there already."""
@@ -87,8 +107,6 @@ class BakedStudent:
         prepared = self.prepare(x)
         return self.run(prepared), prepared.base
 
-    @torch.no_grad()
     def run(self, prepared: Prepared) -> State:
-        """The state after the baked number of steps."""
-        *_, z = self.student.rollout(prepared, self.steps)
-        return z
+        """The state after the baked number of steps, for what `prepare` or `follow` made; call it without gradients."""
+        return deque(self.student.rollout(prepared, self.steps), maxlen=1).pop()

@@ -108,19 +108,24 @@ def features_of(
     """What is looked at in each input, (B,), as logarithms.
 
     The start's residual and norm, the norm of the context, and its roughness: how much it changes from one position to
-    the next, which is where noise shows.
+    the next, which is where noise shows. Of the context, what belongs to samples.
     """
     found = {"residual": residual, "start": sample_norms(start, batched)}
     count = len(tensors_of(start)[0])
-    own = [
+    dense = [
         tensor
         for tensor in tensors_in(context)
         if tensor.layout == torch.strided and tensor.is_floating_point() and tensor.ndim > 1
     ]
-    if batched and own and all(len(tensor) == count for tensor in own):
-        found["context"] = torch.stack([sample_norms(tensor) for tensor in own]).norm(dim=0)
-        steps = [sample_norms(tensor.diff(dim=-1 if tensor.ndim == 4 else 1)) for tensor in own]
-        found["roughness"] = torch.stack(steps).norm(dim=0) / found["context"].clamp_min(1e-30)
+    own = {i: tensor for i, tensor in enumerate(dense) if len(tensor) == count}
+    if batched and own:
+        # A table that is by chance as long as the batch makes for another name, of which nothing was calibrated.
+        which = "" if len(own) == len(dense) else f" of {' '.join(map(str, own))}"
+        size = torch.stack([sample_norms(tensor) for tensor in own.values()]).norm(dim=0)
+        steps = [t.diff(dim=-1 if t.ndim == 4 else 1) for t in own.values()]
+        rough = torch.stack([sample_norms(step) for step in steps]).norm(dim=0)
+        found[f"context{which}"] = size
+        found[f"roughness{which}"] = rough / size.clamp_min(1e-30)
     return {name: values.double().clamp_min(1e-300).log() for name, values in found.items()}
 
 

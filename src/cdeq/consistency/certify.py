@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -43,7 +43,8 @@ class CertifiedSolution:
     `unlike_calibration` (B,): inputs unlike those of calibration, for which the bound may not hold; None without one.
     `converged` (B,): whether what the tolerance bounds is within it.
     `steps` (B,): evaluations of f spent on each sample. `evaluations`: calls of f on the batch, or what was left of it.
-    `seconds`: of the whole batch, from input to output.
+    `sample_seconds` (B,): from input to the evaluation at which each sample stopped; those of a batch wait for each
+        other's evaluations. `seconds`: of the whole batch, from input to output.
     `finished_by`: who brought each sample within the tolerance: `student`, `solver`, or None.
     `history` (evaluations, B, 3): residual, error and bound of the states whose residuals were measured on the way.
     """
@@ -59,6 +60,7 @@ class CertifiedSolution:
     converged: Tensor
     steps: Tensor
     evaluations: int
+    sample_seconds: Tensor
     seconds: float
     finished_by: list[str | None]
     history: Tensor
@@ -157,10 +159,12 @@ def certified_solve(
     prepared = student.prepare(x)
     start, ahead = _first_steps(student, prepared, tol, max_steps, z0, student_steps)
     levels = levels_for(student, prepared.base, start, measure)
+    before = time.perf_counter() - began
+    by_student, solver = solver is None, solver or _own_solver(student, levels)
     solution = solve_model(
         student.teacher,
         prepared.base,
-        solver or (student.as_solver() if student.is_solver else Anderson()),
+        solver,
         z0=start,
         tol=tol,
         max_steps=max_steps - ahead,
@@ -169,6 +173,7 @@ def certified_solve(
     )
     assert solution.values is not None
     assert solution.value_history is not None
+    assert solution.seconds is not None
     _, residual, error, bound = solution.values.unbind(1)
     kind, confidence, unlike = levels.bound_kind, None, None
     if (certificate := student.certificate) is not None:
@@ -189,10 +194,19 @@ def certified_solve(
         converged=solution.converged,
         steps=solution.steps + ahead,
         evaluations=solution.evaluations + ahead,
-        finished_by=_finished_by(student, solution, by_student=solver is None),
+        finished_by=_finished_by(student, solution, by_student=by_student),
+        sample_seconds=before + solution.seconds[solution.steps.cpu() - 1],
         seconds=time.perf_counter() - began,
         history=solution.value_history[:, :, 1:],
     )
+
+
+def _own_solver(student: Student, levels: Levels) -> Solver:
+    """The student, or what takes over from it. Where nobody goes by the estimated error, a guess of it is enough."""
+    if not student.is_solver:
+        return Anderson()
+    guesses = levels.by == "residual" and levels.certificate is None
+    return replace(student.as_solver(), guesses=guesses)
 
 
 def _first_steps(
@@ -219,7 +233,7 @@ def _finished_by(student: Student, solution: Solution, by_student: bool) -> list
     """Who brought each sample within the tolerance: the student alone, if its start or its corrections did."""
     assert solution.handed_over is not None
     alone = solution.steps == 1
-    if by_student and student.is_solver and student.correction is not None:
+    if by_student and student.is_solver and student.corrects_solves:
         alone = alone | ~solution.handed_over
     return [
         ("student" if own else "solver") if done else None
@@ -246,28 +260,54 @@ def plan_handover(
     """For each tolerance, the number of student steps that gives the fewest evaluations in all.
 
     A solve passes the loose tolerances on its way to the tightest, so one for each number serves them all. A student
-    that is a solver needs no plan.
+    that is a solver needs no plan, unless its corrections save nothing: then it plans none of them.
     """
+    prepared = [student.prepare(x) for x in inputs]
+    tried = (tolerances, max_steps)
     if student.is_solver:
-        return {}
+        if student.correction is None:
+            return {}
+        solver = student.as_solver()
+        corrected, plain = (
+            sum(sum(_spent(student, one, replace(solver, corrects=c), *tried)) for one in prepared)
+            for c in (True, False)
+        )
+        return {} if corrected < plain else dict.fromkeys(tolerances, 0)
     costs = {tol: [0] * (most + 1) for tol in tolerances}
-    for x in inputs:
-        prepared = student.prepare(x)
-        plain = student.teacher.start(prepared.base)
-        for ahead, z in enumerate(student.rollout(prepared, most)):
-            solution = solve_model(
-                student.teacher,
-                prepared.base,
-                Anderson(),
-                z0=finite_or(z, plain, student.batched),
-                tol=min(tolerances),
-                max_steps=max_steps - ahead,
-                compact=False,
-            )
-            for tol in tolerances:
-                # A sample stops at its first residual within the tolerance, or spends the budget.
-                waiting = (solution.history <= tol).cumsum(dim=0) == 0
-                stuck = waiting[-1] * (max_steps - ahead - solution.evaluations)
-                steps = (waiting.sum(dim=0) + 1).clamp_max(solution.evaluations) + stuck
-                costs[tol][ahead] += int((steps + ahead).sum())
+    for one in prepared:
+        start = student.teacher.start(one.base)
+        for ahead, z in enumerate(student.rollout(one, most)):
+            z0 = finite_or(z, start, student.batched)
+            spent = _spent(student, one, Anderson(), tolerances, max_steps - ahead, z0)
+            samples = StateLayout.of(z0, student.batched).batch
+            for tol, evaluations in zip(tolerances, spent, strict=True):
+                costs[tol][ahead] += evaluations + ahead * samples
     return {tol: spent.index(min(spent)) for tol, spent in costs.items()}
+
+
+def _spent(
+    student: Student,
+    prepared: Prepared,
+    solver: Solver,
+    tolerances: tuple[float, ...],
+    max_steps: int,
+    z0: State | None = None,
+) -> list[int]:
+    """Evaluations, of all samples together, until the residuals are within each tolerance or the budget is spent."""
+    solution = solve_model(
+        student.teacher,
+        prepared.base,
+        solver,
+        z0=z0,
+        tol=min(tolerances),
+        max_steps=max_steps,
+        compact=False,
+    )
+    found = []
+    for tol in tolerances:
+        # A sample stops at its first residual within the tolerance, or spends the budget.
+        waiting = (solution.history <= tol).cumsum(dim=0) == 0
+        stuck = waiting[-1] * (max_steps - solution.evaluations)
+        steps = (waiting.sum(dim=0) + 1).clamp_max(solution.evaluations) + stuck
+        found.append(int(steps.sum()))
+    return found

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def copy_of(module: Module, shared: Iterable[nn.Module] = ()) -> Module:
-    """A deep copy that has the sparse matrices, and the modules in `shared`, in common with the original."""
+def copy_of(module: Module, shared: Iterable[nn.Module | Tensor] = ()) -> Module:
+    """A deep copy that has the sparse matrices, and what is in `shared`, in common with the original."""
     memo: dict[int, Any] = {id(part): part for part in shared}
     for part in module.modules():
         for value in (*part.buffers(recurse=False), *vars(part).values()):

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from cdeq.consistency.unrolling import TeacherStep, UnrolledStudent
+from cdeq.data.graphs import Graph, normalised_adjacency
 from cdeq.equilibrium.contract import Input
 from cdeq.equilibrium.memory import Remembering, Segment
 from cdeq.equilibrium.trees import map_leaves, named_tensors, tensors_in
-from cdeq.export import Axes, ExportError, Program, write_programs, writer_for
+from cdeq.export import Axes, ExportError, Program, first_line, write_programs, writer_for
 
 if TYPE_CHECKING:
     from cdeq.consistency.student import Student
@@ -41,8 +42,7 @@ def export_student(
     writer_for(path)
     first, axes = opened(student, x)
     module = UnrolledStudent(student, steps, check=check, certified=certified)
-    with torch.no_grad():
-        found = module.named(first)
+    found = _answered(module, first)
     whole = Program(
         module=module,
         arguments={_argument(first): first},
@@ -56,12 +56,23 @@ def export_student(
     return list(programs)
 
 
+def _answered(module: UnrolledStudent, x: Input) -> dict[str, Tensor]:
+    """The outputs for an input; refuses one that the student cannot take."""
+    try:
+        with torch.no_grad():
+            return module.named(x)
+    except Exception as error:
+        raise ExportError(f"the student does not answer this input: {first_line(error)}") from error
+
+
 def opened(student: Student, x: Input) -> tuple[Input, Axes]:
     """An input like `x` in sizes that torch does not take for constants, and the axes that stay open."""
     teacher: Any = student.teacher
     if isinstance(teacher, Remembering):
         tokens, memory = x if isinstance(x, Segment) else Segment(x)
         x = Segment(tokens, tuple(memory) or teacher.no_memory(tokens.shape[0]))
+    if isinstance(x, Graph):
+        x = x.as_dense_tensors()
     tensors = named_tensors(x, _argument(x))
     if not tensors:
         raise ExportError(f"an input of tensors is needed, not a {type(x).__name__}")
@@ -73,6 +84,8 @@ def opened(student: Student, x: Input) -> tuple[Input, Axes]:
         for name, tensor in tensors.items():
             if tensor.ndim > 1:
                 axes[name][1] = "memory" if name.startswith("memory") else "length"
+    if isinstance(x, Graph):
+        axes = {name: {0: "nodes" if name == "features" else "edges"} for name in tensors}
     return _with_sizes(x, axes, _sizes(tensors, axes)), axes
 
 
@@ -82,10 +95,14 @@ def _argument(x: Input) -> str:
 
 
 def _sizes(tensors: dict[str, Tensor], axes: Axes) -> dict[str, int]:
-    """Sizes to trace with: all different, none 0 or 1, which torch takes for constants; a text no longer than given."""
-    given = {axes[name][1]: tensors[name].shape[1] for name in axes if 1 in axes[name]}
+    """Sizes to trace with: all different, none 0 or 1, which torch takes for constants; a text no longer than given.
+
+    A graph gets one more node and one more edge.
+    """
+    given = {k: tensors[name].shape[axis] for name in axes for axis, k in axes[name].items()}
     length = given.get("length", 0)
-    return {"batch": 3, "length": length if length > 5 else 7, "memory": 5}
+    usual = {"batch": 3, "length": length if length > 5 else 7, "memory": 5}
+    return {kind: usual.get(kind, size + 1) for kind, size in given.items()}
 
 
 def _with_sizes(x: Input, axes: Axes, sizes: dict[str, int]) -> Input:
@@ -142,18 +159,34 @@ def _checked_names(found: dict[str, Tensor]) -> tuple[str, ...]:
 
 
 def described_input(x: Input) -> dict[str, Any] | None:
-    """Shape and dtype of an input that is one tensor, or of a segment's tokens; None for all others."""
+    """Shape and dtype of an input that is one tensor, of a segment's tokens, or of a graph's features; else None."""
+    if isinstance(x, Graph):
+        return {"graph": x.features.shape[1], "dtype": _name(x.adjacency.dtype)}
     tensor = x.tokens if isinstance(x, Segment) else x
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
         return None
-    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+    return {"shape": list(tensor.shape), "dtype": _name(tensor.dtype)}
 
 
-def example_of(student: Student) -> Tensor:
-    """Zeros like the input that the student was made from."""
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def ready_to_compute(student: Student) -> Student:
+    """A student stored in half precision, as those of the zoo, put in single; others as they are."""
+    half = (torch.float16, torch.bfloat16)
+    return student.float() if any(p.dtype in half for p in student.parameters()) else student
+
+
+def example_of(student: Student) -> Input:
+    """Zeros like the input that the student was made from; for a graph two nodes that are joined."""
     if student.example is None:
         raise ExportError(
             "the student keeps no example of its input, because that is no single tensor, or because an earlier "
             "version saved it: export it in Python, student.export(path, x, steps=2)"
         )
-    return torch.zeros(student.example["shape"], dtype=getattr(torch, student.example["dtype"]))
+    dtype = getattr(torch, student.example["dtype"])
+    if "graph" not in student.example:
+        return torch.zeros(student.example["shape"], dtype=dtype)
+    pair = normalised_adjacency(torch.tensor([[0], [1]]), 2).to(dtype)
+    return Graph(pair, torch.zeros(2, student.example["graph"], dtype=dtype))

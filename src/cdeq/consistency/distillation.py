@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,17 @@ import torch
 from torch import nn
 
 from cdeq.consistency.certify import plan_handover
-from cdeq.consistency.least_squares import fit_correction
-from cdeq.consistency.objective import CorrectionObjective, DistillationObjective, StartObjective
+from cdeq.consistency.least_squares import fit_correction, fit_start
+from cdeq.consistency.objective import (
+    CorrectionObjective,
+    DistillationObjective,
+    PartObjective,
+    StartObjective,
+)
 from cdeq.consistency.parts import check_teacher, try_teacher
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.report import describe_distillation
+from cdeq.consistency.selection import MOST_HELD_OUT, Selection, held_out_count
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
 from cdeq.placement import Placement, Precision, beside, representative_tensor
@@ -40,8 +46,10 @@ STEPS = {"full": MAX_STEPS, "endpoint": 20 * MAX_STEPS}
 """Budget of a recorded solve. One to an equilibrium stops when its estimated error is within the tolerance."""
 POLISHED = {"student.correction.": 1 / 3, "student.gains": 1 / 3}
 """The learning rate of corrections that were trained before, relative to that of the rest."""
-FITTED_BATCHES = 8
-"""Batches that the linear part of a correction is fitted on."""
+SLOWER = 0.1
+"""Of the learning rate, where a stage did harm at the full one: how large a step may be depends on the map."""
+START_BATCHES, FITTED_BATCHES = 32, 8
+"""Batches that the last layers of a start, and the linear part of a correction, are fitted on."""
 NOT_CONVERGED = 0.1
 """A recorded equilibrium with a larger residual has not converged."""
 
@@ -217,15 +225,34 @@ def _fit_student(
         """Its running average begins with the student as it is."""
         return DistillationObjective(student, task_loss, seed, log_floor=known_to**2)
 
+    trained_on = len(store) - (held_out_count(len(store)) if recipe.selection else 0)
+
     def batch_at(update: int) -> TrajectoryBatch:
         """Every batch once in each epoch, in an order that depends on the seed and the epoch alone."""
-        epoch, place = divmod(update, len(store))
+        epoch, place = divmod(update, trained_on)
         generator = numbered_generator(seed, epoch)
-        return read(int(torch.randperm(len(store), generator=generator)[place]))
+        return read(int(torch.randperm(trained_on, generator=generator)[place]))
 
     @lru_cache(maxsize=1)  # a graph is one batch, which is read only once
     def read(index: int) -> TrajectoryBatch:
         return placed(store[index].part(rank, world))
+
+    def judged() -> Iterator[TrajectoryBatch]:
+        """Whole batches, the same on every process."""
+        first = trained_on if trained_on < len(store) else max(0, len(store) - MOST_HELD_OUT)
+        return (placed(store[i]) for i in range(first, len(store)))
+
+    def first_batches(count: int) -> Iterator[TrajectoryBatch]:
+        """For a fit in closed form, which every process does on whole batches: all come to the same weights."""
+        return (placed(store[i]) for i in range(min(trained_on, count)))
+
+    selection = Selection(student, judged, known_to) if recipe.selection else None
+
+    def attempt(name: str, *ways: Callable[[], object]) -> None:
+        if selection is None:
+            ways[0]()
+        else:
+            selection.attempt(name, *ways)
 
     identity = {
         "recipe": recipe.to_dict(),
@@ -240,50 +267,82 @@ def _fit_student(
         "correction": None if student.correction is None else str(student.correction),
     }
 
-    def fit_alone(part: str, objective: nn.Module, updates: int) -> None:
-        """A first stage, of one part."""
+    def train(
+        title: str,
+        objective: nn.Module,
+        config: FitConfig,
+        place: str,
+        **more: Any,
+    ) -> None:
         run_fit(
             objective,
             batch_at,
-            replace(config, updates=updates, warmup_updates=0),
-            folder=None if folder is None else folder / part,
+            config,
+            folder=None if folder is None else folder / place,
             identity=identity,
             precision=precision,
             progress=progress,
-            title=f"distil the {part}",
+            title=f"distil {title}",
+            **more,
+        )
+
+    def part(name: str, objective: type[PartObjective], updates: int) -> None:
+        """A first stage, of one part of the student."""
+
+        def at(rate: float, place: str) -> None:
+            how = replace(slowed(config, rate), updates=updates, warmup_updates=0)
+            train(f"the {name}", objective(objective_now()), how, place)
+
+        attempt(name, partial(at, 1.0, name), partial(at, SLOWER, f"{name}-slower"))
+
+    def whole(rate: float, place: str) -> None:
+        objective = objective_now()
+        train(
+            recipe.name,
+            objective,
+            slowed(config, rate),
+            place,
+            after_update=lambda update: objective.update_average(),
+            factors=POLISHED if recipe.correction_updates else None,
         )
 
     if recipe.start_updates:
-        fit_alone("start", StartObjective(objective_now()), recipe.start_updates)
+        part("start", StartObjective, recipe.start_updates)
+        if selection is not None:
+            closed = partial(fit_start, student, first_batches(START_BATCHES))
+            selection.attempt("start, in closed form", closed)
     if student.correction is not None:
-        # Every process on whole batches: all must come to the same weights.
-        fit_correction(
-            student,
-            (placed(store[i]) for i in range(min(len(store), FITTED_BATCHES))),
-            steps=recipe.depth,
-            floor=known_to,
+        attempt(
+            "correction, in closed form",
+            lambda: fit_correction(
+                student, first_batches(FITTED_BATCHES), steps=recipe.depth, floor=known_to
+            ),
         )
     if recipe.correction_updates:
-        fit_alone("correction", CorrectionObjective(objective_now()), recipe.correction_updates)
-    objective = objective_now()
-    run_fit(
-        objective,
-        batch_at,
-        config,
-        folder=folder,
-        identity=identity,
-        after_update=lambda update: objective.update_average(),
-        factors=POLISHED if recipe.correction_updates else None,
-        precision=precision,
-        progress=progress,
-        title=f"distil {recipe.name}",
-    )
+        part("correction", CorrectionObjective, recipe.correction_updates)
+    if selection is not None and student.correction is not None:
+        selection.drop_useless_correction()
+    if recipe.lambda_2 or recipe.agreement:
+        whole(
+            1.0, "."
+        )  # labels and answers are no distances: what it learns of them is not judged by one
+    else:
+        attempt("whole", partial(whole, 1.0, "."), partial(whole, SLOWER, "slower"))
+    if selection is not None and selection.undone:
+        student.report = replace(student.report, undone=tuple(selection.undone))
+        if rank == 0:
+            LOGGER.info("distilled %s: %s", type(teacher).__name__, student.report.taken_back)
     student.eval().requires_grad_(False)
     if rank == 0:
         inputs = [placed(store[i]).x for i in range(min(2, len(store)))]
         student.plan = plan_handover(student, inputs)
     student.plan = from_main_process(student.plan)
     return student
+
+
+def slowed(config: FitConfig, rate: float) -> FitConfig:
+    """The same training at a share of its learning rate."""
+    return replace(config, learning_rate=rate * config.learning_rate)
 
 
 def _check_labels(student: Student, task_loss: TaskLoss | None, batch: TrajectoryBatch) -> None:

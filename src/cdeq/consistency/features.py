@@ -26,9 +26,18 @@ class FeatureLinear(nn.Module):
         self.linear = nn.Linear(inputs, outputs, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self._along(x, self.linear.weight, self.linear.bias)
+
+    def part(self, x: Tensor, first: int, bias: Tensor | None = None) -> Tensor:
+        """The share of some of the inputs in y, from the `first` on."""
+        return self._along(x, self.linear.weight[:, first : first + x.shape[self.axis]], bias)
+
+    def _along(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.axis == 1 and x.ndim == 4:
-            return functional.conv2d(x, self.linear.weight[:, :, None, None], self.linear.bias)
-        return self.linear(x.movedim(self.axis, -1)).movedim(-1, self.axis)
+            return functional.conv2d(x, weight[:, :, None, None], bias)
+        if self.axis == x.ndim - 1:
+            return functional.linear(x, weight, bias)
+        return functional.linear(x.movedim(self.axis, -1), weight, bias).movedim(-1, self.axis)
 
 
 class TimeHead(nn.Module):

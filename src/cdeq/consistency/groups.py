@@ -128,21 +128,28 @@ def joined(group: Group, state: State) -> Tensor:
     return torch.cat([parts[i] for i in group.members], dim=group.axis)
 
 
+def sources_of(group: Group, context: Context) -> list[Tensor]:
+    """What a network may know of the context at a position."""
+    tensors = context_tensors(context)
+    return [tensors[i] for i in group.sources]
+
+
 def seen(group: Group, context: Context, state: State) -> Tensor:
     """What a network may know of a position: the context there, and the state."""
-    tensors = context_tensors(context)
-    found = [tensors[i] for i in group.sources] + [joined(group, state)]
+    found = [*sources_of(group, context), joined(group, state)]
     return found[0] if len(found) == 1 else torch.cat(found, dim=group.axis)
 
 
 def state_like(state: State, groups: list[Group], arrays: list[Tensor]) -> State:
     """The inverse of `joined`, group by group."""
-    parts = list(tensors_of(state))
+    if isinstance(state, Tensor):
+        return arrays[0]
+    parts = list(state)
     for group, array in zip(groups, arrays, strict=True):
         pieces = array.split(list(group.features), dim=group.axis)
         for i, piece in zip(group.members, pieces, strict=True):
             parts[i] = piece
-    return parts[0] if isinstance(state, Tensor) else tuple(parts)
+    return tuple(parts)
 
 
 def _without(shape: torch.Size, axis: int) -> tuple[int, ...]:

@@ -8,13 +8,20 @@ evaluations at most.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from cdeq.consistency.features import FeatureLinear
-from cdeq.equilibrium.states import State, StateLayout, norm_dtype, subtract, tensors_of
+from cdeq.equilibrium.states import (
+    State,
+    StateLayout,
+    map_state,
+    norm_dtype,
+    subtract,
+    tensors_of,
+)
 from cdeq.solvers.anderson import Anderson, anderson_weights
 
 Evaluation = tuple[State, State]
@@ -60,7 +67,7 @@ class AndersonHistory(WindowHistory):
     ):
         super().__init__()
         self.window, self.mixing, self.batched, self.ridge = window, mixing, batched, ridge
-        self.causal = causal
+        self.causal, self.spare = causal, Spare()
 
     def positions(self, z: State) -> int | None:
         """Positions that have mixing weights of their own; None for one set of weights for each sample."""
@@ -96,6 +103,44 @@ class AndersonHistory(WindowHistory):
         return anderson_weights(gram.flatten(0, 1), self.ridge).unflatten(0, gram.shape[:2])
 
 
+class Spare:
+    """The buffers of a rollout that has ended, for the next one of the same size: at most one set, on the CPU.
+
+    Memory fresh from the system costs more to touch for the first time than all that is computed in it. A rollout takes
+    the buffers out, so that no two ever share them. A copy begins without any.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Any, Any]] = []
+
+    def __reduce__(self) -> tuple[type[Spare], tuple[()]]:
+        return Spare, ()
+
+    def take(self, kind: Any) -> Any:
+        """The buffers that were given as of this kind; those of another are let go."""
+        try:
+            known, buffers = self.kept.pop()
+        except IndexError:
+            return None
+        return buffers if known == kind else None
+
+    def give(self, kind: Any, buffers: Any) -> None:
+        self.kept[:] = [(kind, buffers)]
+
+    def ring(self, solver: Anderson, z: Tensor) -> Any:
+        """Ring buffers of the solver for states like z (B, D)."""
+        made_now = torch.is_inference_mode_enabled()
+        kind = (solver, *z.shape, norm_dtype(z.dtype), z.device, made_now)
+        return self.take(kind) or solver.init(z)
+
+    def end(self, solver: Anderson, ring: Any) -> None:
+        """Nobody works in these ring buffers any more."""
+        if ring.gram.device.type == "cpu":
+            batch, _, size = ring.images.shape
+            of = ring.images.dtype, ring.images.device, ring.images.is_inference()
+            self.give((solver, batch, size, *of), ring)
+
+
 class RunningAnderson:
     """`AndersonHistory` along one rollout without gradients, in the solver's own ring buffers.
 
@@ -103,7 +148,8 @@ class RunningAnderson:
     """
 
     def __init__(self, history: AndersonHistory, window: int, z: State):
-        self.batched = history.batched
+        self.batched, self.spare = history.batched, history.spare
+        self.ring = cast(Any, None)
         self.solver = Anderson(
             window=window,
             mixing=history.mixing,
@@ -113,10 +159,45 @@ class RunningAnderson:
 
     def __call__(self, z: State, h: State, memory: HistoryMemory) -> tuple[State, HistoryMemory]:
         layout = StateLayout.of(z, self.batched)
-        flat, image = layout.flatten(z), layout.flatten(h)
-        count, kept = memory or (0, self.solver.init(flat))
-        mixed, kept = self.solver.update(count, flat, image, subtract(image, flat), kept)
-        return layout.restore(mixed), (count + 1, kept)
+        count, kept = memory or (0, self.begin(z, layout))
+        residual, image = self.places(count, kept, layout)
+        subtract_into(residual, h, z)
+        map_state(Tensor.copy_, image, h)
+        self.solver.multiply(count, kept)
+        return self.mixed(count, kept, layout, z), (count + 1, kept)
+
+    def begin(self, z: State, layout: StateLayout) -> Any:
+        """Ring buffers for this rollout."""
+        like = tensors_of(z)[0].new_empty(()).expand(layout.batch, sum(layout.sizes))
+        self.ring = self.spare.ring(self.solver, like)
+        return self.ring
+
+    def end(self) -> None:
+        """The rollout is over: another one may have the buffers."""
+        if self.ring is not None:
+            self.spare.end(self.solver, self.ring)
+        self.ring = None
+
+    def places(self, count: int, ring: Any, layout: StateLayout) -> tuple[State, State]:
+        """Where the newest residual and image are kept, as states."""
+        residual, image = self.solver.slots(count, ring)
+        return layout.restore(residual), layout.restore(image)
+
+    def mixed(self, count: int, ring: Any, layout: StateLayout, z: State) -> State:
+        """The next state, of the shapes and dtype of z, once the newest residual is multiplied."""
+        alpha = self.solver.weights(count, ring)
+        sizes = layout.sizes if layout.is_tuple else [ring.images.shape[-1]]
+        # Each tensor by itself: they come out contiguous, as f likes them.
+        parts = [self.solver.combined(alpha, part) for part in ring.images.split(sizes, dim=-1)]
+        parts = [
+            part.reshape(t.shape).to(t.dtype) for part, t in zip(parts, tensors_of(z), strict=True)
+        ]
+        return _like(z, parts)
+
+
+def subtract_into(place: State, a: State, b: State) -> None:
+    """a - b, subtracted in the dtype of the place it is written to."""
+    map_state(lambda out, a, b: torch.sub(a.to(out.dtype), b, out=out), place, a, b)
 
 
 def _newest_two(evaluations: list[Evaluation], index: int) -> list[tuple[Tensor, Tensor]]:

@@ -247,12 +247,13 @@ class DistillationObjective(nn.Module):
 
 
 class PartObjective(nn.Module):
-    """A first stage of training, of one network of the student alone."""
+    """A first stage of training, of one network of the student alone, which a subclass names."""
 
-    def __init__(self, objective: DistillationObjective, network: nn.Module | None):
+    network_name: str
+
+    def __init__(self, objective: DistillationObjective):
         super().__init__()
-        assert network is not None
-        self.network = network
+        self.network: nn.Module = getattr(objective.student, self.network_name)
         self._of = [objective]  # not a submodule: only the network is trained
 
     @property
@@ -264,8 +265,7 @@ class PartObjective(nn.Module):
 class StartObjective(PartObjective):
     """The distance of the start alone: it needs no evaluation of f."""
 
-    def __init__(self, objective: DistillationObjective):
-        super().__init__(objective, objective.student.start_network)
+    network_name = "start_network"
 
     def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
         objective, student = self.whole
@@ -283,8 +283,10 @@ class CorrectionObjective(PartObjective):
     Neither the rollout nor f is differentiated, so that an update costs a third of one of the whole student.
     """
 
+    network_name = "correction"
+
     def __init__(self, objective: DistillationObjective):
-        super().__init__(objective, objective.student.correction)
+        super().__init__(objective)
         self.gains = objective.student.gains
 
     def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
@@ -294,7 +296,7 @@ class CorrectionObjective(PartObjective):
             visited = residuals_along(student, prepared, student.recipe.depth)
         gates, losses = None, []
         for number, (z, r) in enumerate(visited):
-            gates = student.gates(z, prepared.base, number, gates)
+            gates = student.gates(map_state(torch.add, z, r), prepared.base, number, gates)
             change = student.correction_of(r, number, gates)
             moved = map_state(lambda a, b, c: a + b + c, z, r, change)
             losses.append(objective.distance(moved, batch.endpoint))

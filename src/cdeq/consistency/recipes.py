@@ -42,6 +42,7 @@ class Recipe:
 
     `start_updates`: updates of the start alone, before the rest; they cost no evaluation of f.
     `correction_updates`: updates of the correction alone, one step at a time, after the start and before the rest.
+    `selection`: a stage of training, or a correction, that leaves the student farther from the equilibrium is undone.
     `states`: the `teacher`'s trajectory, or the student's `own` rollout of `depth` steps.
     `memory`: for a model with memory, what the `teacher` remembers of the text before, or what the student itself
         remembers after one to `depth` steps on it (`own`), which is what it meets in use.
@@ -84,6 +85,7 @@ class Recipe:
     states: Literal["teacher", "own"] = "own"
     start_updates: int = 0
     correction_updates: int = 0
+    selection: bool = False
     depth: int = 6
     memory: Literal["teacher", "own"] = "teacher"
     early: float = 0.0
@@ -109,6 +111,10 @@ class Recipe:
     def changes_weights(self) -> bool:
         """Whether any step runs with changed weights."""
         return self.schedule != "leap" or self.leap > 0
+
+    def without_correction(self) -> Recipe:
+        """The same with plain steps of the teacher."""
+        return replace(self, correction="none", correction_updates=0, safeguard=False)
 
     @property
     def store_mode(self) -> Literal["full", "endpoint"]:
@@ -179,6 +185,7 @@ def _problems(r: Recipe) -> list[str]:
         "schedule": ("fixed", "learned", "leap"),
         "correction": ("none", "learned"),
         "safeguard": (False, True),
+        "selection": (False, True),
         "history": ("anderson", "mlp", "gru", "none"),
         "start": ("teacher", "learned"),
         "delta": ("full", "low_rank"),
@@ -319,6 +326,7 @@ def corrected() -> Recipe:
         window=5,
         start_updates=300,
         correction_updates=300,
+        selection=True,
         log_floor=None,
         early=1.0,
     )
@@ -333,6 +341,7 @@ def warm_start() -> Recipe:
         history="anderson",
         window=5,
         start_updates=300,
+        selection=True,
         log_floor=None,
         early=1.0,
     )

@@ -28,7 +28,8 @@ class DistillationReport:
     each sample of the first batch. `changed_weights`: numbers in the teacher's weights that the student changes;
     `kept_weights`: in those that it does not. `outside_step`: names of weights that no step depends on, such as those
     of the readout, where the recipe changes weights. `missing_labels`: a task loss without
-    labels to learn from.
+    labels to learn from. `undone`: stages of the training, or the correction, that brought the student no nearer and
+    were taken back.
     """
 
     target_error: float
@@ -38,11 +39,17 @@ class DistillationReport:
     kept_weights: int
     outside_step: tuple[str, ...]
     missing_labels: bool
+    undone: tuple[str, ...] = ()
 
     @property
     def converging(self) -> float:
         """The share of samples at which plain iteration converges from nearby."""
         return sum(rate < 1 for rate in self.rates) / len(self.rates)
+
+    @property
+    def taken_back(self) -> str:
+        """What `undone` means, in words."""
+        return f"taken back, since it did not help: {', '.join(self.undone)}"
 
     def __str__(self) -> str:
         slowest = max(self.rates)
@@ -64,8 +71,8 @@ class DistillationReport:
         return (
             f"targets are within {self.target_error:.1e} of the equilibrium (median; {self.worst_target_error:.1e} at "
             f"worst, estimated); {iteration}; {weights}"
-            + "; no task loss, since batches have no labels"
-            * self.missing_labels
+            + "; no task loss, since batches have no labels" * self.missing_labels
+            + f"; {self.taken_back}" * bool(self.undone)
         )
 
 

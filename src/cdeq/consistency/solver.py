@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cdeq.consistency.history import AndersonHistory, Spare
 from cdeq.consistency.safeguard import Guarded, Safeguard
 from cdeq.equilibrium.contract import Context, EquilibriumModel, causal_positions
-from cdeq.equilibrium.states import State, StateLayout, map_state, row_norms, tensors_of
+from cdeq.equilibrium.states import (
+    State,
+    StateLayout,
+    map_state,
+    row_norms,
+    tensors_of,
+)
+from cdeq.placement import is_plain
 from cdeq.solvers.anderson import Anderson
 
 if TYPE_CHECKING:
@@ -23,11 +31,16 @@ if TYPE_CHECKING:
 
 
 class _Memory(NamedTuple):
-    """`gates` of the newest correction. `moved`: the correction of the newest residual."""
+    """What is remembered of each sample, and what is known of the newest state between its check and its update."""
 
     gates: Any
-    moved: Tensor | None
+    """Of the newest correction."""
+    stretch: Tensor
+    """(B,): |r + N(r)| / |r| when it was last seen."""
+    size: Tensor | None
+    """|r + N(r)| (B, P) of the newest residual, if it is in its slot of the ring buffers and multiplied."""
     inner: Any
+    """The safeguard's, or Anderson's."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,11 +49,15 @@ class StudentSolver:
 
     It serves any model with the states and contexts of the student's teacher, for example that teacher while it is
     trained further: its start and its corrections only make the way shorter, and N(0) = 0 leaves every equilibrium
-    where it is. `solver` mixes; `layout` is that of the states, known once there is an input.
+    where it is. `solver` mixes; without `corrects` that is all that follows the start. `guesses`: what is missing at a
+    state after the first is taken from the correction before, so that none is made where a solve ends. `layout` is that
+    of the states, known once there is an input.
     """
 
     student: Student
     solver: Anderson
+    corrects: bool = True
+    guesses: bool = False
     layout: StateLayout | None = None
     context: Context = None
 
@@ -56,40 +73,45 @@ class StudentSolver:
     def for_input(self, model: EquilibriumModel, context: Context, z0: State) -> StudentSolver:
         solver = replace(self.solver, positions=causal_positions(model, z0))
         layout = StateLayout.of(z0, self.student.batched)
-        return StudentSolver(self.student, solver, layout, context)
+        return replace(self, solver=solver, layout=layout, context=context)
 
     def init(self, z: Tensor) -> _Memory:
         if self.layout is None:
             raise ValueError(
                 "a student solves a model in a context: use cdeq.solve_model or cdeq.solve_with_gradient"
             )
-        return _Memory(None, None, self._inner().init(z))
+        ring = self._spare.ring(self.solver, z)
+        inner = self._guard.begin(z, ring) if self._is_guarded else ring
+        return _Memory(None, z.new_ones(len(z), dtype=ring.residuals.dtype), None, inner)
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: _Memory
     ) -> tuple[Tensor, _Memory]:
-        moved = memory.moved
-        if moved is None:
-            moved, memory = self._correction(k, z, residual, memory)
-        inner = self._inner()
-        kept: Any = memory.inner
-        if moved is None:
-            mixed, kept = self.solver.update(k, z, fz, residual, kept)
-        elif isinstance(inner, Safeguard):
-            mixed, kept = inner.update(k, z, fz, residual, moved, kept)
-        else:
-            image = (fz.to(moved.dtype) + moved).to(z.dtype)
-            mixed, kept = self.solver.update(k, z, image, residual + moved, kept)
-        return mixed, _Memory(memory.gates, None, kept)
+        if not self.corrects:
+            mixed, ring = self.solver.update(k, z, fz, residual, memory.inner)
+            return mixed, memory._replace(inner=ring)
+        if memory.size is None:
+            memory = self._corrected(k, z, fz, residual, memory)
+        assert memory.size is not None
+        inner: Any = memory.inner
+        if self._is_guarded:
+            inner = self._guard.judged(k, z, fz, memory.size, inner)
+        mixed = self.solver.mix(k, self._ring(inner)).to(z.dtype)
+        return mixed, memory._replace(size=None, inner=inner)
 
     def missing(
-        self, k: int, z: Tensor, residual: Tensor, memory: _Memory
+        self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: _Memory
     ) -> tuple[Tensor | None, _Memory]:
-        """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; None without corrections."""
-        moved, memory = self._correction(k, z, residual, memory)
-        if moved is None:
+        """|r + N(r)|, which is |z* - z| as far as N is (I - J)^-1 - I; None without corrections.
+
+        Where corrections were dropped, and where it guesses, |r| times what the last of them made of it. It costs
+        nothing: mixing needs the same correction, and the same product.
+        """
+        if not self.corrects:
             return None, memory
-        return row_norms(residual + moved), memory._replace(moved=moved)  # for the update
+        if k == 0 or not self.guesses:
+            memory = self._corrected(k, z, fz, residual, memory)
+        return memory.stretch * row_norms(residual), memory
 
     def handed_over(self, memory: _Memory) -> Tensor | bool:
         """Whether the corrections of a sample were dropped; of a causal model, at all of its positions."""
@@ -97,24 +119,59 @@ class StudentSolver:
             return ~memory.inner.trusted.any(dim=1)
         return False
 
-    def _inner(self) -> Safeguard | Anderson:
-        guarded = self.student.recipe.safeguard
-        return Safeguard(self.solver) if guarded else self.solver
+    @property
+    def _is_guarded(self) -> bool:
+        return self.student.recipe.safeguard and self.corrects
 
-    def _correction(
-        self, k: int, z: Tensor, residual: Tensor, memory: _Memory
-    ) -> tuple[Tensor | None, _Memory]:
-        """N(r) with the gain of step k, flat, or None for a student without corrections; and its gates, remembered."""
-        if self.student.correction is None:
-            return None, memory
+    @property
+    def _guard(self) -> Safeguard:
+        return Safeguard(self.solver)
+
+    @property
+    def _spare(self) -> Spare:
+        history = self.student.history
+        assert isinstance(history, AndersonHistory)
+        return history.spare
+
+    def end(self, memory: _Memory) -> None:
+        """Another solve may have the ring buffers."""
+        self._spare.end(self.solver, self._ring(memory.inner))
+
+    def _ring(self, inner: Any) -> Any:
+        return inner.inner if isinstance(inner, Guarded) else inner
+
+    def _corrected(
+        self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: _Memory
+    ) -> _Memory:
+        """With p = r + N(r), at the gain of step k, and z + p in the slots of z, and p multiplied."""
+        inner = memory.inner
+        slots = self.solver.slots(k, self._ring(inner))
+        if isinstance(inner, Guarded) and not bool(inner.trusted.any()):
+            for place, plain in zip(slots, (residual, fz), strict=True):  # nobody wants N(r)
+                place.copy_(plain)
+            return memory._replace(size=self.solver.multiply(k, inner.inner).double().sqrt())
         assert self.layout is not None
-        layout = self.layout.resized(len(residual))
-        gates = memory.gates
+        layout = self.layout.resized(len(z))
+        gates, state, f = memory.gates, layout.restore(z), layout.restore(fz)
         # Samples that go on alone keep theirs: the context is of the whole batch.
         if len(z) == self.layout.batch:
-            gates = self.student.gates(layout.restore(z), self.context, k, gates)
-        change = self.student.correction_of(layout.restore(residual), k, gates)
-        return layout.flatten(change).to(residual.dtype), memory._replace(gates=gates)
+            gates = self.student.gates(f, self.context, k, gates)
+        places = (layout.restore(slots[0]), layout.restore(slots[1]))
+        if is_plain(state, f, *places):
+            self.student.corrected(state, f, places, number=k, gates=gates)
+        else:  # in half precision: r is the difference in single precision
+            change = self.student.correction_of(layout.restore(residual), k, gates)
+            moved = layout.flatten(change).to(residual.dtype)
+            for place, plain in zip(slots, (residual, fz), strict=True):
+                torch.add(plain, moved, out=place)
+        if isinstance(inner, Guarded):
+            size = self._guard.measured(k, z, fz, inner)
+        else:
+            size = self.solver.multiply(k, inner).double().sqrt()
+        stretch = size[:, -1].to(residual.dtype) / row_norms(residual).clamp_min(1e-30)
+        if isinstance(inner, Guarded):
+            stretch = torch.where(inner.trusted.all(dim=1), stretch, memory.stretch)
+        return _Memory(gates, stretch, size, inner)
 
 
 def finite_or(state: State, other: State, batched: bool) -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,6 +43,10 @@ class LearnedStart(nn.Module):
     ) -> LearnedStart:
         """The network for contexts and states like these; it does not see what of the context is `shared`."""
         return cls([group.to_dict() for group in groups_of(context, state, axes, shared)])
+
+    def output_layers(self) -> list[list[nn.Module]]:
+        """The linear layers at the end, for each group."""
+        return [[network.outer] for network in self.networks]  # type: ignore[list-item]
 
     def forward(self, context: Context, start: State) -> State:
         changes = [
@@ -87,7 +91,7 @@ class ImageChange(nn.Module):
         self.enter = nn.Conv2d(group.source_features + group.width, hidden, 3, padding=1)
         self.middle = nn.Conv2d(hidden, hidden, 3, padding=1)
         self.coarse = nn.Conv2d(hidden, hidden, 3, padding=1)
-        self.leave = zeroed(
+        self.outer = zeroed(
             nn.Conv2d(hidden, group.width, 3 if group.width < 8 else 1, padding="same")
         )
 
@@ -96,7 +100,7 @@ class ImageChange(nn.Module):
         half = F.gelu(self.middle(pooled(full, 2)))
         quarter = F.gelu(self.coarse(pooled(half, 2)))
         half = half + F.interpolate(quarter, size=half.shape[2:])
-        return self.leave(full + F.interpolate(half, size=full.shape[2:]))
+        return self.outer(full + F.interpolate(half, size=full.shape[2:]))
 
 
 def pooled(x: Tensor, side: int) -> Tensor:
@@ -105,6 +109,14 @@ def pooled(x: Tensor, side: int) -> Tensor:
         return x
     if x.shape[2] % side or x.shape[3] % side:
         return F.avg_pool2d(x, side, ceil_mode=True, count_include_pad=False)
-    # Rows first: whole rows are added up twice as fast on CPU as squares.
-    rows = sum(x[:, :, i::side] for i in range(side))
-    return rows.unflatten(3, (-1, side)).mean(dim=4) / side  # type: ignore[union-attr]
+    # Rows first, then columns: sums of whole tensors are several times faster on CPU than reductions of an axis.
+    rows = added(x.unflatten(2, (-1, side)).unbind(3))
+    return added(rows.unflatten(3, (-1, side)).unbind(4)).div_(side**2)
+
+
+def added(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of two or more tensors, with one new tensor in all."""
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total

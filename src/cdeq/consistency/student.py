@@ -6,7 +6,9 @@ Shapes: B samples; a state is as the teacher's.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,7 @@ from cdeq.consistency.weights import Deltas, mix_weights
 from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
 from cdeq.equilibrium.states import State, map_state, tensors_of
 from cdeq.equilibrium.trees import tensors_in
-from cdeq.placement import in_single, not_cast, representative_tensor
+from cdeq.placement import in_single, is_plain, not_cast, representative_tensor
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 
@@ -273,38 +275,78 @@ class Student(nn.Module):
         """The one step of inference and training: the next state, and what the steps after it must know."""
         history = history or self.history
         number, gates, kept = memory or StepMemory(0, None, None)
-        gates = self.gates(z, prepared.base, number, gates)
         h = in_single(self.evaluate(z, point, prepared))
-        change = None
-        if self.correction is not None:
-            residual = map_state(torch.sub, h, z)
-            change = self.correction_of(residual, number, gates)
-        with not_cast(z):
-            if self.recipe.schedule == "leap" and number < self.recipe.leap:
-                predicted = (
-                    h if change is None else map_state(torch.add, h, change)
-                )  # another map's
-            elif change is None:
-                predicted, kept = history(z, h, kept)
-            elif isinstance(history, GuardedAnderson):
-                predicted, kept = history.guarded(z, h, residual, change, kept)
-            else:
-                predicted, kept = history(z, map_state(torch.add, h, change), kept)
+        gates = self.gates(h, prepared.base, number, gates)
+        leaps = self.recipe.schedule == "leap" and number < self.recipe.leap  # another map's
+        if self.correction is not None and isinstance(history, GuardedAnderson) and not leaps:
+            correct = partial(self.corrected, number=number, gates=gates)
+            predicted, kept = history.guarded(z, h, correct, kept)
+        else:
+            if self.correction is not None:
+                h = self.corrected_image(z, h, number, gates)
+            with not_cast(z):
+                predicted, kept = (h, kept) if leaps else history(z, h, kept)
         return self.bounded(z, predicted, point), StepMemory(number + 1, gates, kept)
 
-    def gates(self, z: State, context: Context, number: int, last: Any) -> Any:
-        """The gates of the correction at a step: of its state, or after the first few steps those of the last."""
-        if self.correction is None or number >= FOLLOWED:
+    def only_step(self, z: State, point: TimePoint, prepared: Prepared) -> State:
+        """`advance` where no step follows: a single evaluation has nothing to be mixed with, and nothing is kept."""
+        h = in_single(self.evaluate(z, point, prepared))
+        gates = self.gates(h, prepared.base, 0, None)
+        if self.correction is not None:
+            change = self.correction_of(map_state(torch.sub, h, z), 0, gates)
+            h = map_state(torch.add, h, change)
+        return self.bounded(z, h, point)
+
+    def gates(self, image: State, context: Context, number: int, last: Any) -> Any:
+        """The gates of the correction at a step: of f(z), or after the first few steps those of the last."""
+        correction: Any = self.correction
+        if correction is None or number >= FOLLOWED:
             return last
-        return self.correction.gate(context, z)  # type: ignore[operator]
+        if number and hasattr(correction, "follow"):
+            return correction.follow(last, context, image)
+        return correction.gate(context, image)
 
     def correction_of(self, residual: State, number: int, gates: Any) -> State:
         """N(r) at a step, with the gain of its number."""
         assert self.correction is not None
-        assert self.gains is not None
-        gain = self.gains[min(number, len(self.gains) - 1)]
+        gain = self._gain(number)
         change = self.correction(residual, gates)
-        return map_state(lambda part: gain.to(part.dtype) * part, change)
+        return map_state(lambda part: gain * part, change)
+
+    def corrected(
+        self,
+        z: State,
+        f: State,
+        out: tuple[State, State] | None = None,
+        *,
+        number: int,
+        gates: Any,
+    ) -> State:
+        """p = r + N(r) at a step, r = f - z; with `out`, written to the first of them, and z + p to the second."""
+        correction: Any = self.correction
+        if out is not None and hasattr(correction, "corrected") and is_plain(z, f, *out):
+            gain = self._gain(number).to(tensors_of(z)[0].dtype)
+            correction.corrected(z, f, gates, gain, *out)
+            return out[0]
+        residual = map_state(torch.sub, f, z)
+        p = map_state(torch.add, residual, self.correction_of(residual, number, gates))
+        if out is not None:
+            map_state(Tensor.copy_, out[0], p)
+            map_state(lambda image, z, p: torch.add(z, p, out=image), out[1], z, out[0])
+        return p
+
+    def corrected_image(self, z: State, f: State, number: int, gates: Any) -> State:
+        """f + N(r) at a step, r = f - z."""
+        if is_plain(z, f):
+            places = map_state(torch.empty_like, z), map_state(torch.empty_like, z)
+            self.corrected(z, f, places, number=number, gates=gates)
+            return places[1]
+        change = self.correction_of(map_state(torch.sub, f, z), number, gates)
+        return map_state(torch.add, f, change)
+
+    def _gain(self, number: int) -> Tensor:
+        assert self.gains is not None
+        return self.gains[min(number, len(self.gains) - 1)]
 
     def rollout(self, prepared: Prepared, steps: int, z0: State | None = None) -> Iterator[State]:
         """z_0, z_1, ..., z_steps (paper, alg:multistep_aa); z_j has cost j evaluations. `z0`: where to begin."""
@@ -315,16 +357,22 @@ class Student(nn.Module):
         yield z
         history: History = self.history
         if steps == 1 and self.recipe.mixing == 1.0 and isinstance(history, AndersonHistory):
-            history = NoHistory()  # a single evaluation has nothing to be mixed with
-        elif isinstance(history, AndersonHistory) and not self._is_tracked(z, prepared):
+            yield self.only_step(z, self.time_point(0), prepared)
+            return
+        if isinstance(history, AndersonHistory) and not self._is_tracked(z, prepared):
             guarded = self.recipe.safeguard and not self.training
-            history = (GuardedAnderson if guarded else RunningAnderson)(
-                history, max(min(history.window, steps - 1), 1), z
-            )
+            # On a CPU what is not needed of the ring buffers is never touched, and takes no memory.
+            on_cpu = tensors_of(z)[0].device.type == "cpu"
+            window = history.window if on_cpu else max(min(history.window, steps - 1), 1)
+            history = (GuardedAnderson if guarded else RunningAnderson)(history, window, z)
         memory: StepMemory | None = None
-        for j in range(steps):
-            z, memory = self.advance(z, self.time_point(j), memory, prepared, history)
-            yield z
+        try:
+            for j in range(steps):
+                z, memory = self.advance(z, self.time_point(j), memory, prepared, history)
+                yield z
+        finally:
+            if isinstance(history, RunningAnderson):
+                history.end()
 
     def _is_tracked(self, z: State, prepared: Prepared) -> bool:
         """Whether gradients are recorded for a rollout from this state."""
@@ -343,7 +391,7 @@ class Student(nn.Module):
         if not isinstance(steps, int) or steps < 0:
             raise ValueError(f"steps must be a whole number, 0 or more, not {steps!r}")
         prepared = self.prepare(x)
-        *_, z = self.rollout(prepared, steps, z0)
+        z = deque(self.rollout(prepared, steps, z0), maxlen=1).pop()  # which holds no other
         return self.teacher.readout(z, prepared.base)
 
     def trajectory(self, x: Input, steps: int, z0: State | None = None) -> list[State]:
@@ -360,6 +408,11 @@ class Student(nn.Module):
         recipe = self.recipe
         return not recipe.changes_weights and recipe.history == "anderson"
 
+    @property
+    def corrects_solves(self) -> bool:
+        """Whether its solves use its corrections: not where they were found to save no evaluations."""
+        return self.correction is not None and (not self.plan or any(self.plan.values()))
+
     def as_solver(self) -> StudentSolver:
         """The student as a solver, for `cdeq.solve_model`, `cdeq.solve_with_gradient` and `cdeq.TeachConfig`."""
         if not self.is_solver:
@@ -370,7 +423,7 @@ class Student(nn.Module):
         history = self.history
         assert isinstance(history, AndersonHistory)
         mixing = Anderson(window=history.window, mixing=history.mixing, ridge=history.ridge)
-        return StudentSolver(self, mixing)
+        return StudentSolver(self, mixing, self.corrects_solves)
 
     def unrolled(self, steps: int, *, check: bool = True) -> UnrolledStudent:
         """Its first `steps` steps as a plain module, for `torch.compile`: x to (output, residual)."""

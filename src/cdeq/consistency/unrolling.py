@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from cdeq.consistency.student import Student
 
 
+MOST_TOKENS = 4096
+"""Tokens of a text and its memory together that an exported model takes, where it knows its positions by heart."""
+
+
 class UnrolledStudent(nn.Module):
     """The output after `steps` steps, and the teacher's residual |f(z) - z| / |z| there, (B,).
 
@@ -47,6 +51,9 @@ class UnrolledStudent(nn.Module):
         needed = {0.0, *strengths} if self.shares_context else {0.0, 1.0, *strengths}
         self.strengths: list[Any] = sorted(needed)
         self.models = nn.ModuleList(baked.models[c] for c in self.strengths)
+        for c in (0.0,) if self.shares_context else (0.0, 1.0):  # those that make contexts
+            if hasattr(baked.models[c], "tabulate"):
+                baked.models[c].tabulate(MOST_TOKENS)
         # What is left of the student has no weights to change any more: they are in the models.
         self.student = baked.student
         self.student.methods = TeacherMethods(baked.models[0.0])
@@ -68,7 +75,7 @@ class UnrolledStudent(nn.Module):
         z = self.student.begin(prepared)
         history: Any = self.student.history
         if isinstance(history, AndersonHistory):
-            history = BranchlessAnderson(history, self.window)
+            history = BranchlessAnderson(history, self.window, z)
         memory: StepMemory | None = None
         for point in self.points:
             z, memory = self.student.advance(z, point, memory, prepared, history)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdeq.data.sparse import SparseMatrix, csr_from_entries, csr_from_pointers, row_indices
+from cdeq.data.sparse import Edges, SparseMatrix, csr_from_entries, csr_from_pointers, row_indices
 
 
 class Graph(NamedTuple):
@@ -16,6 +16,12 @@ class Graph(NamedTuple):
 
     adjacency: Tensor
     features: Tensor | SparseMatrix
+
+    def as_dense_tensors(self) -> Graph:
+        """The same graph without sparse tensors, for torch's compiler and for export: edges, and features in full."""
+        features = self.features if isinstance(self.features, Tensor) else self.features.matrix
+        whole = features if features.layout == torch.strided else features.to_dense()
+        return Graph(Edges.of(self.adjacency), whole)  # type: ignore[arg-type]
 
 
 class NodeTask(NamedTuple):

@@ -24,6 +24,26 @@ class SparseMatrix(NamedTuple):
         return self.matrix.shape
 
 
+class Edges(NamedTuple):
+    """A square sparse matrix (N, N) as dense tensors, each (E,): where its entries are and what they are.
+
+    For torch's compiler and for exported files, neither of which know sparse tensors. Elsewhere CSR is faster.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> Edges:
+        """Of a CSR matrix; copies, since the compiler takes no view of a sparse tensor either."""
+        return cls(row_indices(matrix), matrix.col_indices().clone(), matrix.values().clone())
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """Times x (N, D)."""
+        return torch.zeros_like(x).index_add(0, self.rows, self.weights[:, None] * x[self.columns])
+
+
 def csr_from_pointers(
     pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]
 ) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from filelock import FileLock
 from torch import nn
 
+from cdeq.consistency.certificate import fewest_samples
 from cdeq.consistency.distillation import distill
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
@@ -25,6 +27,7 @@ from cdeq.evaluation import (
     compare_certified,
     find_equilibria,
     json_text,
+    plot_certificate,
     plot_results,
     provenance,
     seconds_text,
@@ -33,6 +36,7 @@ from cdeq.evaluation import (
     style,
     teacher_result,
     timed_training,
+    true_distances,
 )
 from cdeq.evaluation.findings import findings
 from cdeq.evaluation.page import write_page
@@ -43,6 +47,8 @@ from cdeq.training.teaching import teach
 
 CERTIFIED = "corrected"
 """The recipe whose certified solve the demo shows: the default one."""
+CONFIDENCE = 0.95
+"""Of the bound that is drawn."""
 
 
 def train_teacher(
@@ -159,10 +165,26 @@ def run_demo(
         settings = settings_of(task, teacher, training)
         settings["certified"] = {CERTIFIED: asdict(certified)}
         atomic_write_text(folder / "recipes.json", json_text(settings))
-        plots = plot_results(results, task.dataset, folder)
+        plots = draw_certificate(students[CERTIFIED], task, folder)
+        plots += plot_results(results, task.dataset, folder)
         notes = training_notes(task, teacher, training)
         write_page(results, folder / "report.html", plots={task.dataset: plots}, notes=notes)
     return results
+
+
+def draw_certificate(student: Student, task: Task, folder: Path) -> list[Path]:
+    """What a solve knows of its error beside the true distance, as certificate.png and .svg.
+
+    Where batches have samples, and enough of them, the bound is calibrated, on the validation data.
+    """
+    if student.batched and sum(len(y) for _, y in task.valid) >= fewest_samples(CONFIDENCE):
+        student.calibrate(task.valid, confidence=CONFIDENCE)
+    x = beside(student, task.test[0][0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of inputs unlike the others: the truth is drawn beside
+        result, true = student.solve(x), true_distances(student, x)
+    paths = [folder / f"certificate.{kind}" for kind in ("png", "svg")]
+    return [plot_certificate(result, path, distances=true) for path in paths]
 
 
 def certified_line(found: CertifiedComparison) -> str:

@@ -45,6 +45,9 @@ class EquilibriumModel(Protocol):
 class Contraction(NamedTuple):
     """|f(z) - f(y)| <= factor |z - y| for all z, y, with factor < 1, whatever the input.
 
+    Used is only what follows from it, |z - z*| <= |f(z) - z| / (1 - factor), which a model may know that does not
+    contract: steps z -> P(z - a G(z)) of a G that is strongly monotone by m and Lipschitz with L have it with the
+    factor 1 - a m / (1 + a L).
     `norm`: norms (B,) of the samples of a state; Euclidean over all tensors of a sample if None. `norm_name`: in words.
     """
 

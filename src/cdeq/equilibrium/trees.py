@@ -29,7 +29,10 @@ def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors of a tree, in order."""
     if isinstance(tree, Tensor):
         return [tree]
-    return [tensor for part in children(tree).values() for tensor in tensors_in(part)]
+    if tree is None:
+        return []
+    parts = tree if isinstance(tree, (list, tuple)) else children(tree).values()
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 def named_tensors(tree: Any, name: str) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@
 """
 
 from cdeq.evaluation.cards import card_of
-from cdeq.evaluation.certificate_plot import plot_certificate
+from cdeq.evaluation.certificate_plot import plot_certificate, true_distances
 from cdeq.evaluation.certified import CertifiedComparison, compare_certified
 from cdeq.evaluation.comparison import (
     compare,
@@ -149,6 +149,7 @@ __all__ = [
     "teacher_text",
     "timed_training",
     "top_accuracy",
+    "true_distances",
     "within_time",
     "write_measurements",
 ]

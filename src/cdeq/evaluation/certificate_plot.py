@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 
 from cdeq.consistency.certify import CertifiedSolution
-from cdeq.evaluation.plot import INK, SETTINGS, require_matplotlib
+from cdeq.consistency.scores import Exact, score
+from cdeq.consistency.student import Student
+from cdeq.equilibrium.contract import Input
+from cdeq.evaluation.plot import INK, SETTINGS, require_matplotlib, write_figure
 
-LEVELS = (
-    ("residual", "#8a8f98", "measured"),
-    ("error", "#1f6feb", "estimated"),
-    ("bound", "#c2410c", ""),
-)
+LEVELS: dict[str, dict[str, Any]] = {
+    "residual": {"color": "#8a8f98", "linewidth": 1.4},
+    "bound": {"color": "#c2410c", "linewidth": 2.6},
+    "error": {"color": "#1f6feb", "linewidth": 1.4, "linestyle": (0, (4, 2))},
+    "distance": {"color": INK, "linewidth": 1.4},
+}
+"""How each is drawn, the last on top: the error may lie on the bound."""
+HISTORY = ("residual", "error", "bound")
+"""What the history of a solution has, in order."""
 
 
 def plot_certificate(
@@ -25,38 +32,63 @@ def plot_certificate(
     *,
     distances: Tensor | None = None,
 ) -> Path:
-    """Draw residual, estimated error and bound of a solve against evaluations: medians, and the middle 90% of samples.
+    """Draw residual, estimated error and bound of a solve against evaluations: medians over the samples.
 
-    `distances` (evaluations, B): the true ones, where they are known.
+    `distances` (K, B): the true ones of the first states on the way, as `true_distances` gives them. A sample that has
+    stopped stays at its last values.
     """
     matplotlib, new_figure = require_matplotlib()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     history = result.history.double().cpu()
-    counts = range(result.evaluations - len(history) + 1, result.evaluations + 1)
-    with matplotlib.rc_context(SETTINGS):
+    ahead = result.evaluations - len(history)
+    counts = list(range(ahead + 1, result.evaluations + 1))
+    drawn = dict(zip(HISTORY, history.unbind(2), strict=True))
+    if result.bound is None:
+        del drawn["bound"]
+    if distances is not None:
+        rows = torch.arange(len(history))[:, None].minimum(result.steps.cpu()[None] - ahead - 1)
+        known = distances.double().cpu().gather(0, rows.clamp_max(len(distances) - 1))
+        drawn["distance"] = known.where(rows < len(distances), torch.nan)
+    said = {"residual": "measured", "error": "estimated", "distance": "true"}
+    said["bound"] = str(result.bound_kind)
+    if result.confidence is not None:
+        said["bound"] += f", {result.confidence:.0%}"
+    with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": "cdeq"}):
         figure = new_figure(figsize=(5.2, 3.4), layout="constrained")
         panel = figure.subplots()
-        for i, (name, colour, how) in enumerate(LEVELS):
-            if name == "bound" and result.bound is None:
-                continue
-            how = how or str(result.bound_kind)
-            _draw(panel, counts, history[:, :, i], colour, f"{name} ({how})")
-        if distances is not None:
-            _draw(panel, counts, distances.double().cpu()[: len(history)], INK, "distance (true)")
-        panel.set_yscale("log")
-        panel.set_xlabel("evaluations of f", color=INK)
-        panel.set_ylabel("relative to the state", color=INK)
-        panel.grid(color=INK, alpha=0.13, linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.legend(frameon=False)
-        figure.savefig(path, dpi=160)
+        for name in (one for one in LEVELS if one in drawn):
+            label = f"{name} ({said[name]})"
+            panel.plot(counts, _medians(drawn[name]), label=label, **LEVELS[name])
+        _finish(panel, matplotlib)
+        is_svg = path.suffix == ".svg"
+        metadata = {"Date": None} if is_svg else None
+        face = "none" if is_svg else "white"
+        write_figure(figure, path, dpi=160, facecolor=face, metadata=metadata)
     return path
 
 
-def _draw(panel: Any, counts: range, values: Tensor, colour: str, label: str) -> None:
-    """The median over samples, and a band; where nothing is known yet there is a gap."""
-    finite = torch.where(values.isfinite() & (values > 0), values, torch.nan)
-    low, middle, high = (finite.nanquantile(q, dim=1).tolist() for q in (0.05, 0.5, 0.95))
-    panel.plot(list(counts), middle, color=colour, label=label, linewidth=1.6)
-    panel.fill_between(list(counts), low, high, color=colour, alpha=0.15, linewidth=0)
+def true_distances(student: Student, x: Input) -> Tensor:
+    """Those (K, B) of the states that `student.solve(x)` passes through, to equilibria solved for much more tightly."""
+    return score(student, x, Exact(student)).distance
+
+
+def _medians(values: Tensor) -> list[float]:
+    """Of the samples after each evaluation; where nothing is known yet, NaN: a gap."""
+    return torch.where(values.isfinite() & (values > 0), values, torch.nan).nanmedian(1)[0].tolist()
+
+
+def _finish(panel: Any, matplotlib: Any) -> None:
+    """Scales, labels and title."""
+    title = {"loc": "left", "fontsize": 9.5, "weight": "bold", "color": INK}
+    panel.set_title("What a solve knows of its error", **title)
+    panel.set_yscale("log")
+    panel.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    panel.set_xlabel("evaluations of f", color=INK)
+    panel.set_ylabel("relative to the state", color=INK)
+    panel.set_facecolor("none")
+    panel.grid(color=INK, alpha=0.13, linewidth=0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color(INK)
+    panel.tick_params(which="both", colors=INK)
+    panel.legend(frameon=False, labelcolor=INK)

@@ -10,7 +10,7 @@ from cdeq.consistency.certify import CertifiedSolution
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import Input
 from cdeq.evaluation.styles import seconds_text
-from cdeq.evaluation.timing import median_seconds
+from cdeq.evaluation.timing import median_times
 from cdeq.solvers import MAX_STEPS, Anderson, Solution, solve_model
 
 
@@ -18,17 +18,19 @@ from cdeq.solvers import MAX_STEPS, Anderson, Solution, solve_model
 class CertifiedComparison:
     """One batch to the residual `tol`, by the solver alone and by `student.solve`.
 
-    Evaluations are means over the samples, all that measure a residual included; seconds are medians of the whole
-    way, input to output; the other numbers are shares of the samples.
+    Evaluations are means over the samples, all that measure a residual included; seconds, and those of the CPU, are
+    medians of the whole way, input to output; the other numbers are shares of the samples.
     """
 
     tol: float
     samples: int
     solver_evaluations: float
     solver_seconds: float
+    solver_cpu_seconds: float
     solver_converged: float
     student_evaluations: float
     student_seconds: float
+    student_cpu_seconds: float
     student_converged: float
     finished_by_student: float
 
@@ -66,16 +68,18 @@ def compare_certified(
     def certified() -> CertifiedSolution:
         return student.solve(x, tol=tol, max_steps=max_steps, measure="residual")
 
-    seconds = median_seconds({"solver": alone, "student": certified}, repeats)
+    times = median_times({"solver": lambda: alone, "student": lambda: certified}, repeats)
     theirs, ours = alone(), certified()
     return CertifiedComparison(
         tol=tol,
         samples=len(ours.finished_by),
         solver_evaluations=float(theirs.steps.double().mean()),
-        solver_seconds=seconds["solver"],
+        solver_seconds=times["solver"][0],
+        solver_cpu_seconds=times["solver"][1],
         solver_converged=float(theirs.converged.double().mean()),
         student_evaluations=float(ours.steps.double().mean()),
-        student_seconds=seconds["student"],
+        student_seconds=times["student"][0],
+        student_cpu_seconds=times["student"][1],
         student_converged=float(ours.converged.double().mean()),
         finished_by_student=ours.finished_by.count("student") / len(ours.finished_by),
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from cdeq.equilibrium.states import State, tensors_of
+from cdeq.files import atomic_write_bytes
 
 NAME = "equilibrium-{:06d}.safetensors"
 PLAIN = "state"
@@ -19,7 +20,7 @@ def keep_state(folder: Path, number: int, state: State) -> None:
     """Write the state of a test batch."""
     names = [PLAIN] if isinstance(state, Tensor) else map(str, range(len(state)))
     parts = zip(names, (part.contiguous() for part in tensors_of(state)), strict=True)
-    save_file(dict(parts), folder / NAME.format(number))
+    atomic_write_bytes(folder / NAME.format(number), save(dict(parts)))
 
 
 class KeptStates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cdeq.evaluation.results import Results
 from cdeq.evaluation.styles import PALETTE, MetricStyle, metric_of, style
 from cdeq.evaluation.table import Point, curves, kind_of
+from cdeq.files import atomic_write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +50,7 @@ def plot_results(
         paths.append(folder / f"{stem}.{kind}")
         metadata = {"Date": None} if kind == "svg" else None
         face = "none" if kind == "svg" else "white"
-        figure.savefig(paths[-1], dpi=dpi, facecolor=face, metadata=metadata)
+        write_figure(figure, paths[-1], dpi=dpi, facecolor=face, metadata=metadata)
 
     # The context puts matplotlib's settings back as they were; no pyplot, no backend is chosen.
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": "cdeq"}):
@@ -77,6 +79,13 @@ def require_matplotlib() -> tuple[Any, Callable[..., Figure]]:
             'plots need matplotlib: install it with `pip install "cdeq[demo]"`'
         ) from error
     return matplotlib, Figure
+
+
+def write_figure(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a figure in the format of the file's suffix; the file is whole or absent."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], **options)
+    atomic_write_bytes(path, content.getvalue())
 
 
 def slug(name: str) -> str:

@@ -34,7 +34,7 @@ STYLES = {
     "anchored_whole": Style("Anchored, whole graph", "student", "#8a6d00", "#e6b93c", "P"),
     "warm_start_far": Style("Warm start, far", "student", "#2f6b8a", "#8cc7e6", "d"),
     "corrected_far": Style("Corrected, far", "student", "#0068a3", "#63bbf0", "o"),
-    "hyperdeq": Style("HyperDEQ", "student", "#8a6d00", "#e6b93c", "P"),
+    "hyperdeq": Style("HyperDEQ", "student", "#5b3f9e", "#b9a3f0", "X"),
     "ignn_solver": Style("IGNN-Solver", "student", "#5b3f9e", "#b9a3f0", "X"),
     "eignn": Style("EIGNN", "solver", "#7a5a00", "#dcb64a", "<"),
     "ignn": Style("IGNN", "solver", "#0068a3", "#63bbf0", "o"),

@@ -15,7 +15,6 @@ import time
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +29,8 @@ from cdeq.generation.language import (
     require_language_model,
 )
 from cdeq.generation.readers import CachedReader, Reader, Reading, student_reader, teacher_reader
+
+ALL_BITS = 2**64 - 1
 
 
 class DrawnToken(NamedTuple):
@@ -55,34 +56,36 @@ def draw_token(
     Every word has noise of its own, so that with the same key two models that nearly agree draw the same word.
     """
     likeliest = log_probabilities.topk(min(top + len(excluded), len(log_probabilities)))
-    scores, words = (part.cpu().numpy() for part in likeliest)
+    scores, words = (part.tolist() for part in likeliest)
     if math.isnan(scores[0]):  # what is not a number is sorted first
         raise GenerationError("the model's probabilities are not numbers: it cannot be drawn from")
-    allowed = [i for i, word in enumerate(words.tolist()) if word not in excluded][:top]
-    scores, words = scores[allowed].astype(np.float64), words[allowed]
-    if temperature:
-        key = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-        # Relative to the likeliest: a tiny temperature then leaves that one, and no infinity.
-        with np.errstate(over="ignore"):
-            scores = (scores - scores[0]) / temperature
-        scores -= np.log(exponential_noise(words, key))
-    return int(words[scores.argmax()])
+    allowed = [pair for pair in zip(scores, words, strict=True) if pair[1] not in excluded][:top]
+    highest, word = allowed[0]
+    if not temperature:
+        return word
+    key = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    # Relative to the likeliest: a tiny temperature then leaves that one, and no infinity.
+    noisy = [
+        (score - highest) / temperature - math.log(exponential_noise(word, key))
+        for score, word in allowed
+    ]
+    return allowed[noisy.index(max(noisy))][1]
 
 
-def exponential_noise(words: np.ndarray, key: int) -> np.ndarray:
-    """An exponential variate for each word (n,), the same for the same word and key whatever the others.
+def exponential_noise(word: int, key: int) -> float:
+    """An exponential variate for a word, the same for the same word and key whatever the others.
 
     SplitMix64 (Steele et al. 2014) of the word: noise for a whole vocabulary would take longer than a student's step.
+    In plain Python, which for the few likeliest words is sooner done than a dozen calls of a library.
     """
-    bits = words.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    bits ^= bits >> np.uint64(31)
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
-    return -np.log(uniform)
+    bits = (word * 0x9E3779B97F4A7C15 + key) & ALL_BITS
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & ALL_BITS
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & ALL_BITS
+    uniform = (((bits ^ (bits >> 31)) >> 11) + 0.5) * 2.0**-53  # never 0 or 1
+    return -math.log(uniform)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     reader: Reader,
     model: LanguageModel,
@@ -109,11 +112,12 @@ def generate(
         if len(segment):  # an empty tensor splits into itself
             read = read_on(reader, model, segment, read)
     token = prompt[-1:]
+    # Made once for a text, not for each word.
+    score = getattr(model.words, "scorer", lambda: model.words.log_probabilities)()
     for _ in range(tokens):
         began = time.perf_counter()
         read = read_on(reader, model, token, read)
-        features = model.readout(read.state, read.context)[0, -1]
-        scores = model.words.log_probabilities(features)
+        scores = score(model.readout(read.state, read.context)[0, -1])
         drawn = draw_token(
             scores, temperature=temperature, top=top, excluded=excluded, generator=generator
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
+from cdeq.consistency.deployment import ready_to_compute
 from cdeq.consistency.student import Student
 from cdeq.data.text import END, UNKNOWN, Vocabulary, words_of
 from cdeq.equilibrium.contract import EquilibriumModel
@@ -26,7 +26,7 @@ class LanguageModel(EquilibriumModel, Remembering, Protocol):
 
     memory: int
     words: Any
-    """Has `log_probabilities(features)`, (..., V), and `vocabulary`, V."""
+    """Has `log_probabilities(features)`, (..., V), `vocabulary`, V, and maybe `scorer()`, the same for (D,) alone."""
 
 
 def require_language_model(model: Any) -> LanguageModel:
@@ -67,9 +67,7 @@ def load_text_student(folder: str | Path) -> tuple[Student, LanguageModel, Vocab
             f"there is no folder {folder}: the repository has some in zoo/, and `cdeq reproduce zoo` makes them in "
             "runs/models"
         )
-    student = Student.load(folder)
-    if any(p.dtype == torch.float16 for p in student.parameters()):
-        student.float()  # stored in half precision, as those of the zoo, and computed in single
+    student = ready_to_compute(Student.load(folder))
     try:
         teacher = require_language_model(student.teacher)
     except GenerationError as error:

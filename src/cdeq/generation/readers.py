@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cdeq.consistency.baking import fold_weights
+from cdeq.consistency.baking import fold_weights, settle
 from cdeq.consistency.parts import Prepared
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import Context
@@ -68,7 +68,7 @@ def teacher_reader(
     cache: bool = True,
 ) -> Reader:
     """Reading by solving for the equilibrium, to a tolerance; with a `cache`, if the model has `follow`."""
-    folded = fold_weights(model)
+    folded = settle(fold_weights(model))
     inject: Callable[[Segment], Context] = folded.inject
 
     def solve(context: Context) -> Reading:
@@ -83,7 +83,7 @@ def teacher_reader(
 
 def student_reader(student: Student, steps: int, *, cache: bool = True) -> Reader:
     """Reading by `steps` steps of a student, whose weights are made once, not for each token."""
-    baked = student.baked(steps)
+    baked = student.baked(steps).settled()
 
     def solve(prepared: Prepared) -> Reading:
         return Reading(baked.run(prepared), prepared.base, steps, prepared=prepared)

@@ -15,6 +15,9 @@ from cdeq.equilibrium.contract import Context, EquilibriumModel, causal_position
 from cdeq.equilibrium.states import State, norm_dtype
 from cdeq.solvers.base import check_mixing
 
+PIECE = 1 << 14
+"""Numbers whose products are added in single precision: more of them lose digits that the mixing weights need."""
+
 
 def anderson_weights(gram: Tensor, ridge: float) -> Tensor:
     """alpha (B, n) minimising |sum_i alpha_i r_i|^2 with sum_i alpha_i = 1, from the Gram matrix (B, n, n).
@@ -36,9 +39,9 @@ def anderson_weights(gram: Tensor, ridge: float) -> Tensor:
 
 @dataclass
 class _Memory:
-    """Ring buffers of residuals and images, (B, m+1, D), and the residuals' Gram matrix, (B, m+1, m+1).
+    """Ring buffers of residuals and images, (B, m+1, D), and the residuals' Gram matrices, (B, P, m+1, m+1).
 
-    With L causal positions there is a buffer for each of them, (B, L, m+1, D / L), and a Gram matrix.
+    There is one for each of P places with mixing weights of their own: L causal positions, or the whole sample.
     """
 
     residuals: Tensor
@@ -77,49 +80,77 @@ class Anderson:
 
     def init(self, z: Tensor) -> _Memory:
         slots, dtype = self.window + 1, norm_dtype(z.dtype)
-        *several, numbers = self.rows(z).shape
-        return _Memory(
-            residuals=z.new_empty(*several, slots, numbers, dtype=dtype),
-            images=z.new_empty(*several, slots, numbers, dtype=dtype),
-            gram=z.new_empty(*several, slots, slots, dtype=torch.float64),
-        )
+
+        def ring() -> Tensor:
+            """Each slot in one piece of memory; the samples come first, as in all that belongs to them."""
+            return z.new_empty(slots, *z.shape, dtype=dtype).transpose(0, 1)
+
+        gram = z.new_empty(len(z), self.positions or 1, slots, slots, dtype=torch.float64)
+        return _Memory(residuals=ring(), images=ring(), gram=gram)
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, residual: Tensor, memory: _Memory
     ) -> tuple[Tensor, _Memory]:
-        kept, image = self.slots(k, memory)
-        kept.copy_(self.rows(residual))
-        image.copy_(self.rows(fz))
-        return self.mix(k, z, memory), memory
+        for place, new in zip(self.slots(k, memory), (residual, fz), strict=True):
+            place.copy_(new)
+        self.multiply(k, memory)
+        return self.mix(k, memory).to(z.dtype), memory
 
     def slots(self, k: int, memory: _Memory) -> tuple[Tensor, Tensor]:
-        """Where the residual and the image of the k-th state are kept, in the form of `rows`."""
+        """Where the residual and the image of the k-th state are kept, (B, D)."""
         slot = k % (self.window + 1)
-        return memory.residuals[..., slot, :], memory.images[..., slot, :]
+        return memory.residuals[:, slot], memory.images[:, slot]
 
-    def mix(self, k: int, z: Tensor, memory: _Memory) -> Tensor:
-        """The next state, (B, D), once residual and image of the k-th, z, are in their slots."""
+    def multiply(self, k: int, memory: _Memory) -> Tensor:
+        """Take the k-th residual, which is in its slot, into the Gram matrices; its squares, (B, P)."""
         slot, n = k % (self.window + 1), min(k, self.window) + 1
-        new, image = self.slots(k, memory)
-        if self.mixing != 1.0:
-            image.sub_(new, alpha=1 - self.mixing)
-        row = self.products(new, memory.residuals[..., :n, :])
+        row = self.products(memory.residuals[:, slot], memory.residuals[:, :n])
         memory.gram[..., slot, :n] = row
         memory.gram[..., :n, slot] = row
-        if n == 1:  # the first state is all there is to mix
-            return image.reshape(z.shape).to(z.dtype, copy=True)
-        ridge = max(self.ridge, 4 * torch.finfo(row.dtype).eps)
-        gram = memory.gram[..., :n, :n]
-        alpha = anderson_weights(gram.reshape(-1, n, n), ridge).to(row.dtype).view_as(row)
-        mixed = torch.matmul(alpha[..., None, :], memory.images[..., :n, :])
-        return mixed.reshape(z.shape).to(z.dtype)
+        return row[..., slot]
 
     def products(self, new: Tensor, others: Tensor) -> Tensor:
-        """A residual's row of the Gram matrix, n products instead of n^2; of a position, with all up to it."""
+        """A residual's row of the Gram matrices, (B, P, n): n products, not n^2; a position's with all up to it."""
         # As a row times a matrix it is many times faster on CPU than as a matrix times a column.
-        row = torch.matmul(new[..., None, :], others.mT).squeeze(-2)
-        return row if self.positions is None else row.cumsum(dim=1)
+        row, columns = self.rows(new)[:, :, None], self.rows(others).movedim(1, -1)
+        if row.shape[-1] <= PIECE or row.dtype == torch.float64:
+            found = torch.matmul(row, columns)
+        else:
+            pieces = zip(row.split(PIECE, dim=-1), columns.split(PIECE, dim=-2), strict=True)
+            found = torch.stack([torch.matmul(*pair) for pair in pieces]).sum(
+                0, dtype=torch.float64
+            )
+        found = found.squeeze(2)
+        return found if self.positions is None else found.cumsum(dim=1)
+
+    def mix(self, k: int, memory: _Memory) -> Tensor:
+        """The next state, (B, D), once the k-th image is in its slot and its residual is multiplied."""
+        return self.combined(self.weights(k, memory), memory.images)
+
+    def weights(self, k: int, memory: _Memory) -> Tensor:
+        """alpha (B, P, n) of the images up to the k-th, which is damped where it is kept."""
+        residual, image = self.slots(k, memory)
+        if self.mixing != 1.0:
+            image.sub_(residual, alpha=1 - self.mixing)
+        n = min(k, self.window) + 1
+        gram = memory.gram[..., :n, :n]
+        if n == 1:  # the first state is all there is to mix
+            return image.new_ones(gram.shape[:-1])
+        ridge = max(self.ridge, 4 * torch.finfo(image.dtype).eps)
+        alpha = anderson_weights(gram.reshape(-1, n, n), ridge).to(image.dtype)
+        return alpha.view(gram.shape[:-1])
+
+    def combined(self, alpha: Tensor, images: Tensor) -> Tensor:
+        """sum_i alpha_i images_i, (B, D): of all their numbers, or of those of some tensors of the state."""
+        if self.positions is None:
+            return torch.matmul(alpha, images[:, : alpha.shape[-1]]).squeeze(1)
+        # Many small products: a pass for each image is several times faster on CPU.
+        images = self.rows(images)
+        mixed = alpha[..., :1] * images[:, 0]
+        for i in range(1, alpha.shape[-1]):
+            mixed.addcmul_(alpha[..., i : i + 1], images[:, i])
+        return mixed.flatten(1)
 
     def rows(self, flat: Tensor) -> Tensor:
-        """(B, D), or with causal positions (B, L, D / L)."""
-        return flat if self.positions is None else flat.unflatten(1, (self.positions, -1))
+        """(..., D) as the places that have mixing weights of their own, (..., P, D / P)."""
+        return flat.unflatten(-1, (self.positions or 1, -1))

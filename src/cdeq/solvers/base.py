@@ -17,8 +17,9 @@ class Solver(Protocol):
 
     Its memory is a tree of tensors with the samples first, and numbers. Some methods are optional.
     `for_input(model, context, z0)`: the solver that suits a model and its input. `start(model, context)`: a better
-    first state than the model's own. `missing(k, residual, memory)`: its estimate of |z* - z_k| (B,), or None, and
-    the new memory. `handed_over(memory)` (B,): whether it has gone over from what it learned to a plain method.
+    first state than the model's own. `missing(k, z, fz, residual, memory)`: its estimate of |z* - z_k| (B,), or None,
+    and the memory for the update that follows. `handed_over(memory)` (B,): whether it has gone over from what it
+    learned to a plain method. `end(memory)`: the solve that began with this memory is over.
     """
 
     def init(self, z: Tensor) -> Any:

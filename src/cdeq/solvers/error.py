@@ -89,8 +89,10 @@ class ErrorEstimate:
                 value = torch.fmax(missing, relative)
             value = torch.where(relative <= rounding(z.dtype), relative, value)
             return value[:, None], _Memory(z, residual, memory.stretch, _newest(relative, memory))
-        moved = row_norms(subtract(z, memory.z))
-        changed = row_norms(residual - memory.residual)
+        apart = subtract(z, memory.z)
+        moved = row_norms(apart)
+        # Into the same place: states may be large, and new memory costs as much as the arithmetic.
+        changed = row_norms(torch.sub(residual, memory.residual, out=apart))
         # Differences that rounding has a share in tell nothing.
         known = changed > 100 * torch.finfo(z.dtype).eps * size
         found = torch.where(known, moved / changed.clamp_min(1e-300), 0.0)

@@ -5,6 +5,7 @@ Shapes: B samples, n of them at work, D numbers in each sample.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from cdeq.solvers.solution import Solution
 
 Map = Callable[[State], State]
 FEWEST = 16
-"""Samples below which leaving some out saves nothing."""
+"""Samples below which it is not worth trying whether some can be left out; once that is known, two are enough."""
 
 
 @dataclass
@@ -58,8 +59,10 @@ class _Samples:
         inner = (solver.init(z), known)
         return cls(index, z, size, infinity, column, z, infinity, column, ~no, no, *inner)
 
-    def judge(self, k: int, difference: Tensor, solver: Solver, measure: Measure | None) -> None:
-        """Take in the residual of z, and remember z if it is the best so far."""
+    def judge(
+        self, k: int, fz: Tensor, difference: Tensor, solver: Solver, measure: Measure | None
+    ) -> None:
+        """Take in f(z) and the residual of z, and remember z if it is the best so far."""
         relative = residual_ratio(row_norms(difference), self.size)
         # A stopped sample repeats its last residual, which cannot be better than its best.
         self.residual = torch.where(self.active, relative, self.residual)
@@ -67,7 +70,7 @@ class _Samples:
         if measure is not None:
             missing = None
             if (estimate := getattr(solver, "missing", None)) is not None:
-                missing, self.memory = estimate(k, self.z, difference, self.memory)
+                missing, self.memory = estimate(k, self.z, fz, difference, self.memory)
                 missing = None if missing is None else residual_ratio(missing, self.size)
             seen = Seen(self.z, difference, self.size, relative, missing)
             values, self.known = measure.update(k, seen, self.known)
@@ -78,7 +81,7 @@ class _Samples:
         value, best = self.values[:, 0], self.best_values[:, 0]
         unknown = best.isinf() & (self.residual < self.best_residual)
         improved = self.active & ((value < best) | unknown)
-        self.best = _rows(improved, self.z, self.best)
+        self.best = _rows(improved | ~self.active, self.z, self.best)  # stopped: z is its best
         self.best_residual = torch.where(improved, self.residual, self.best_residual)
         self.best_values = _rows(improved, self.values, self.best_values.expand_as(self.values))
 
@@ -120,6 +123,7 @@ def solve(
         raise ValueError(f"max_steps must be at least 1, not {max_steps}")
     if not tol >= 0:
         raise ValueError(f"tol must not be negative, not {tol}")
+    began, clock = time.perf_counter(), list[float]()
     layout = StateLayout.of(z0, batched)
     z = layout.flatten(z0)
     size = row_norms(z)
@@ -130,7 +134,9 @@ def solve(
     solver = solver or Anderson()
     measured_by = _measure(measure)
     now = whole = _Samples.begin(z, size, solver, measured_by)
+    begun = now.memory
     all_active, may_select = True, select is not None and callback is None and batched
+    tried = False
     history: list[Tensor] = []
     values: list[Tensor] = []
     active_history: list[Tensor] = []
@@ -139,15 +145,16 @@ def solve(
         fz = _evaluate(f, now.z, layout)
         difference = subtract(fz, now.z)
         active_history.append(_in_batch(now, whole, "active"))
-        now.judge(k, difference, solver, measured_by)
+        now.judge(k, fz, difference, solver, measured_by)
         history.append(_in_batch(now, whole, "residual"))
         values.append(_in_batch(now, whole, "values"))
         now.active = now.active & (now.values[:, 0] > tol)  # stops at NaN, too
         if measured_by is not None:
             now.active = now.active & (now.residual > rounding(z.dtype))
 
-        z = now.z
-        if bool(now.active.any()):
+        z, going_on = now.z, bool(now.active.any())
+        clock.append(time.perf_counter() - began)
+        if going_on:
             with not_cast(z):
                 proposal, now.memory = solver.update(k, z, fz, difference, now.memory)
             now.size = row_norms(proposal)
@@ -160,12 +167,14 @@ def solve(
             callback(k + 1, layout.restore(now.z))
         if not all_active and not bool(now.active.any()):
             break
-        if may_select and not all_active and len(z) >= FEWEST:
+        if may_select and not all_active and len(z) >= (2 if tried else FEWEST):
             rows = now.active.nonzero().squeeze(1)
             if 2 * len(rows) > len(z):
                 continue
             assert select is not None
-            if may_select := _is_row_by_row(select, now, (z, fz), layout):
+            may_select = is_by_sample((now.memory, now.known), len(z))
+            may_select = may_select and (tried or _is_row_by_row(select, now, (z, fz), layout))
+            if tried := may_select:
                 if now is whole:  # from now on a copy of the batch, without its memories
                     whole = rows_of_memory(replace(now, memory=None, known=None), now.index)
                 now.write_to(whole)
@@ -174,6 +183,8 @@ def solve(
 
     if now is not whole:
         now.write_to(whole)
+    if (end := getattr(solver, "end", None)) is not None:
+        end(begun)
     layout = layout.resized(len(whole.z))
     # A sample still running has an unmeasured newest state: kept if the last value was its best.
     value, best = whole.values[:, 0], whole.best_values[:, 0]
@@ -189,6 +200,7 @@ def solve(
         error=None if measured_by is None else best,
         values=whole.best_values,
         value_history=torch.stack(values),
+        seconds=torch.tensor(clock, dtype=torch.float64),
         handed_over=whole.handed_over,
     )
 
@@ -215,10 +227,8 @@ def _is_row_by_row(
     evaluated: tuple[Tensor, Tensor],
     layout: StateLayout,
 ) -> bool:
-    """Whether f of one sample alone is what it was in the batch, and all memories belong to samples."""
+    """Whether f of one sample alone is what it was in the batch."""
     z, fz = evaluated
-    if not is_by_sample((now.memory, now.known), len(z)):
-        return False
     last = int(now.active.nonzero()[-1])
     try:
         alone = _evaluate(select(now.index[last : last + 1]), z[last : last + 1], layout.resized(1))

@@ -24,6 +24,7 @@ class Solution:
     `history` (evaluations, B): the residual of z_0, z_1, ...; a stopped sample repeats its last value.
     `values` (B, M): all that the measure says of `state`, what the tolerance bounds first; `value_history`
         (evaluations, B, M): the same of z_0, z_1, ...
+    `seconds` (evaluations,): from the beginning of the solve to the residual of z_0, z_1, ...
     `handed_over` (B,): whether `state` comes from the plain method that a learned solver went over to.
     """
 
@@ -37,4 +38,5 @@ class Solution:
     error: Tensor | None = None
     values: Tensor | None = None
     value_history: Tensor | None = None
+    seconds: Tensor | None = None
     handed_over: Tensor | None = None

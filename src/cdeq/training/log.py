@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cdeq.files import atomic_write_text
+from cdeq.files import atomic_write_text, naming
 
 LOG = "log.jsonl"
 
@@ -28,7 +28,7 @@ class JsonLines:
         atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, entry: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
+        with naming(self.path), self.path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
 

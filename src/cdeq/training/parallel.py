@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,7 +93,9 @@ def process_group() -> Iterator[None]:
     dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(days=1))
     try:
         yield
+        dist.barrier()  # none leaves while another still talks to it
     finally:
+        gc.collect()  # a wrapped model in a cycle would keep the group's threads until the interpreter is gone: abort
         dist.destroy_process_group()
 
 

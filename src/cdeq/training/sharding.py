@@ -7,6 +7,7 @@ together for any number of processes.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import warnings
 from collections.abc import Mapping
@@ -117,7 +118,13 @@ def write_divided(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed import checkpoint
 
     writer = checkpoint.HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    checkpoint.save(dict(tensors), storage_writer=writer)
+    try:
+        checkpoint.save(dict(tensors), storage_writer=writer)
+    except checkpoint.CheckpointException as error:
+        if process_rank()[0] == 0:  # by now no process writes any more
+            shutil.rmtree(folder, ignore_errors=True)
+        why, _ = next(iter(error.failures.values()))
+        raise OSError(f"{folder} cannot be written: {why}") from error
 
 
 def divided_sizes(folder: Path) -> dict[str, torch.Size]:

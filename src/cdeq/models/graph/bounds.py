@@ -13,6 +13,8 @@ from torch import Tensor
 from cdeq.data.sparse import csr_from_pointers, transposed
 from cdeq.models.graph.sparse import sparse_product
 
+ROUNDING = 1 + 1e-5
+"""What is put on top of a factor that was computed in single precision, for it is to be a bound."""
 SMALLEST_ENTRY = 1e-200
 """Relative to the largest: an entry of the iterated vector that reached zero would bound nothing."""
 
@@ -66,6 +68,20 @@ def _is_symmetric(matrix: Tensor) -> bool:
         and torch.equal(matrix.col_indices(), other.col_indices())
         and torch.allclose(matrix.values(), other.values(), rtol=1e-6, atol=0.0)
     )
+
+
+@torch.no_grad()
+def degree_bound(adjacency: Tensor) -> tuple[float, Tensor]:
+    """max_i (|A| v)_i / v_i, and v (N, 1), v_i the root of node i's degree: one product in place of an iteration.
+
+    No less than the largest eigenvalue of |A|, for any v > 0, and so than |A|_2 of a symmetric A; of a symmetrically
+    normalised one this v is the eigenvector.
+    """
+    pointers, columns = adjacency.crow_indices(), adjacency.col_indices()
+    entries, nodes = adjacency.values().abs(), adjacency.shape[0]
+    v = pointers.diff().clamp_min(1).to(entries.dtype).sqrt()[:, None]
+    magnitudes = csr_from_pointers(pointers, columns, entries, (nodes, nodes))
+    return float((sparse_product(magnitudes, v) / v).max()), v
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from cdeq.data.graphs import Graph
+from cdeq.equilibrium.contract import Contraction
 from cdeq.models.graph.base import GraphContext, GraphSizes, ImplicitGraphNetwork
+from cdeq.models.graph.bounds import ROUNDING, degree_bound
 from cdeq.models.graph.sparse import sparse_product
 
 DENSE_LIMIT = 5000
@@ -52,6 +54,13 @@ class EIGNN(ImplicitGraphNetwork):
     def step(self, z: Tensor, context: GraphContext) -> Tensor:
         propagated = sparse_product(context.adjacency, z)
         return torch.addmm(context.injection, propagated, self.coupling(), alpha=self.gamma)
+
+    @torch.no_grad()
+    def contraction(self, context: GraphContext) -> Contraction:
+        """|gamma A Z g(F)| <= gamma |A|_2 |g(F)|_2 |Z|, with |A|_2 bounded by the degrees."""
+        spread, _ = degree_bound(context.adjacency)
+        coupling = float(torch.linalg.matrix_norm(self.coupling(), 2))
+        return Contraction(self.gamma * spread * coupling * ROUNDING)
 
     @torch.no_grad()
     def closed_form(self, x: Graph, tol: float = 1e-6, max_iterations: int = 500) -> ClosedForm:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdeq.data.sparse import csr_from_pointers
 from cdeq.equilibrium.contract import Contraction
 from cdeq.models.graph.base import GraphContext, GraphSizes, ImplicitGraphNetwork
-from cdeq.models.graph.bounds import project_rows_l1
+from cdeq.models.graph.bounds import ROUNDING, degree_bound, project_rows_l1
 from cdeq.models.graph.sparse import sparse_product
 from cdeq.models.graph.start import PropagatedStart
 
@@ -72,18 +71,13 @@ class IGNN(ImplicitGraphNetwork):
         For any v > 0: |A z W^T|_ij <= sum_k |A_ik| v_k |z|_v |W_j|_1, and relu does not widen a difference. For a
         symmetrically normalised adjacency this v is the eigenvector, and the factor is at most kappa.
         """
-        pointers, entries = context.adjacency.crow_indices(), context.adjacency.values().abs()
-        v = pointers.diff().clamp_min(1).to(entries.dtype).sqrt()[:, None]
-        columns, nodes = context.adjacency.col_indices(), len(pointers) - 1
-        magnitudes = csr_from_pointers(pointers, columns, entries, (nodes, nodes))
-        spread = float((sparse_product(magnitudes, v) / v).max())
+        spread, v = degree_bound(context.adjacency)
         rows = float(self.bounded_weight().abs().sum(dim=1).max())
 
         def norm(z: Tensor) -> Tensor:
             return (z.abs().amax(dim=1, keepdim=True) / v).amax()[None]
 
-        rounding = 1 + 1e-5  # both factors are computed, not exact
-        return Contraction(spread * rows * rounding, norm, "max_ij |z_ij| / sqrt(degree_i)")  # type: ignore[arg-type]
+        return Contraction(spread * rows * ROUNDING, norm, "max_ij |z_ij| / sqrt(degree_i)")  # type: ignore[arg-type]
 
     def start_network(self) -> nn.Module:
         """A few hops of the injection, on few columns."""

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdeq.equilibrium.contract import Contraction
 from cdeq.models.graph.base import GraphContext, GraphSizes, ImplicitGraphNetwork
+from cdeq.models.graph.bounds import ROUNDING, degree_bound
 from cdeq.models.graph.sparse import sparse_product
 
 NEGATIVE_SHARE = 0.2
@@ -87,6 +89,20 @@ class MIGNN(ImplicitGraphNetwork):
         # The last sweep and the reflection 2 z_half - u_half at once, which saves passes over the state.
         propagated = sparse_product(context.adjacency, z_half)
         return torch.addmm(torch.lerp(u_half, b, 2 * rate), propagated, weight, alpha=2 * rate)
+
+    @torch.no_grad()
+    def contraction(self, context: GraphContext) -> Contraction:
+        """|1 - 2r| + 2 (1 - r) (s + s^2 + ... + s^(n-1)) + 2 s^n, r = alpha / (1 + alpha), s = r |A|_2 |W|_2, n sweeps.
+
+        The last sweep has |u| with weights 1 - r, (1 - r) r (W (x) A), ..., and relu(u) with (r W (x) A)^n; twice that
+        less |u| is the step, and neither |u| nor relu(u) widens a difference.
+        """
+        spread, _ = degree_bound(context.adjacency)
+        rate = self.alpha / (1 + self.alpha)
+        sweep = rate * spread * float(self.kappa * torch.sigmoid(self.mu))
+        between = sum(sweep**i for i in range(1, self.sweeps))
+        factor = abs(1 - 2 * rate) + 2 * (1 - rate) * between + 2 * sweep**self.sweeps
+        return Contraction(factor * ROUNDING)
 
     def readout(self, u: Tensor, context: GraphContext) -> Tensor:
         """Logits (N, classes) of z = relu(u)."""

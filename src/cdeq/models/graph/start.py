@@ -11,6 +11,18 @@ from torch.nn import functional as F
 from cdeq.models.arguments import arguments_of
 from cdeq.models.graph.sparse import sparse_product
 
+LEAK = 0.1
+"""Slope of a leaky relu below zero: of few columns all might be zero at the nodes that matter, and would stay so."""
+
+
+def cut_off(z: Tensor) -> Tensor:
+    """max(z, 0) with a gradient of 1 at 0, so that a start that is zero everywhere does not stay so.
+
+    That of relu is 0 there; that of `clamp_min` is 1 or 0 by the version of torch. Where no gradient is recorded it is
+    relu, twenty times as fast.
+    """
+    return z.masked_fill(z < 0, 0) if torch.is_grad_enabled() else F.relu(z)
+
 
 class PropagatedStart(nn.Module):
     """s(b) = W2 [h, A h, ..., A^K h], h = relu(W1 b) (N, H), zero before training.
@@ -29,20 +41,24 @@ class PropagatedStart(nn.Module):
         nn.init.zeros_(self.expand.weight)
         nn.init.zeros_(self.expand.bias)
 
+    def output_layers(self) -> list[list[nn.Module]]:
+        """The linear layers at the end, for the one tensor of the state."""
+        return [[self.expand]]
+
     def forward(self, context: Any) -> Tensor:
         """From a context with an `injection` (N, D) and an `adjacency` (N, N) to a state (N, D)."""
         reached = [F.relu(self.compress(context.injection))]
         for _ in range(self.hops):
             reached.append(sparse_product(context.adjacency, reached[-1]))
         z = self.expand(torch.cat(reached, dim=1))
-        # Not relu: its gradient at 0 is 0, and a start that is zero everywhere would stay so.
-        return z.clamp_min(0) if self.nonnegative else z
+        return cut_off(z) if self.nonnegative else z
 
 
 class FarStart(nn.Module):
-    """s(b) = W2 [h, R h], R = (I - a A)^-1, h = relu(W1 b) (N, H), zero before training.
+    """s(b) = W2 [h, R h], R = (1 - a) (I - a A)^-1, h = leaky_relu(W1 b) (N, H), zero before training.
 
-    For equilibria that know of nodes a hundred hops away: R b is that of an IGNN with W = a I, where it is positive.
+    For equilibria that know of nodes a hundred hops away: that of an IGNN with W = a I, where it is positive, is R b up
+    to a factor. With it R h is as large as h, and an update of W2 changes the start as little as any other.
     Along a path R fades by a factor e in about 1 / sqrt(3 (1 - a)) nodes; a is `reach`. R is computed by K `hops`,
     products with A, so nothing is seen from further away than K nodes. `nonnegative` as for `PropagatedStart`.
     """
@@ -65,12 +81,16 @@ class FarStart(nn.Module):
         nn.init.zeros_(self.expand.weight)
         nn.init.zeros_(self.expand.bias)
 
+    def output_layers(self) -> list[list[nn.Module]]:
+        """The linear layers at the end, for the one tensor of the state."""
+        return [[self.expand]]
+
     def forward(self, context: Any) -> Tensor:
         """From a context with an `injection` (N, D) and an `adjacency` (N, N) to a state (N, D)."""
-        h = F.relu(self.compress(context.injection))
-        far = resolvent(context.adjacency, h, self.reach, self.hops)
+        h = F.leaky_relu(self.compress(context.injection), LEAK)
+        far = (1 - self.reach) * resolvent(context.adjacency, h, self.reach, self.hops)
         z = self.expand(torch.cat([h, far], dim=1))
-        return z.clamp_min(0) if self.nonnegative else z
+        return cut_off(z) if self.nonnegative else z
 
 
 def resolvent(adjacency: Tensor, x: Tensor, shrinkage: float, hops: int) -> Tensor:

@@ -10,6 +10,7 @@ from cdeq.equilibrium.contract import Context
 from cdeq.equilibrium.states import State, residual_ratio, subtract
 from cdeq.models.arguments import arguments_of
 from cdeq.models.graph.sparse import sparse_product
+from cdeq.models.graph.start import cut_off
 from cdeq.models.learned_solvers.mixing import SMALLEST_RESIDUAL, LearnedSolver, MixingNetwork
 
 
@@ -49,8 +50,7 @@ class GraphStart(nn.Module):
                 "IGNNSolver starts from a context with an injection (N, D); "
                 f"{type(context).__name__} has none"
             )
-        # Not F.relu: its gradient at 0 is 0, and a start that is zero everywhere would stay so.
-        return self.expand(self.compress(injection)).clamp_min(0)
+        return cut_off(self.expand(self.compress(injection)))
 
 
 class GraphMixing(MixingNetwork):

@@ -54,6 +54,7 @@ class DEQTransformer(nn.Module):
 
     batched = True
     causal = True
+    known_keys: Tensor | None
 
     def __init__(
         self,
@@ -93,13 +94,14 @@ class DEQTransformer(nn.Module):
         self.out = weight_norm(nn.Linear(width, width, bias=False))
         self.expand = weight_norm(nn.Linear(width, inner))
         self.contract = weight_norm(nn.Linear(inner, width))
+        self.register_buffer("known_keys", None, persistent=False)
 
     def inject(self, x: Segment | Tensor) -> SegmentContext:
         """A segment, or tokens (B, L) alone, which are the beginning of a text."""
         tokens, memory = x if isinstance(x, Segment) else Segment(x)
         memory = self._checked(tokens, memory)
         positions = self._distance_keys(memory[0].shape[1] + tokens.shape[1])
-        embedded = self.words.embed(tokens)
+        embedded = self._embedded(tokens)
         return self._context(embedded, memory, *self._keys_and_values(*memory), positions)
 
     def follow(self, x: Segment, last: SegmentContext) -> SegmentContext:
@@ -117,9 +119,13 @@ class DEQTransformer(nn.Module):
             positions = self._distance_keys(
                 max(self.memory, kept) + length
             )  # for all tokens to come
-        single = tokens.numel() == 1  # as when text is generated
-        embedded = self.words.embed_one(int(tokens)) if single else self.words.embed(tokens)
-        return self._context(embedded.view(*tokens.shape, -1), memory, keys, values, positions)
+        return self._context(self._embedded(tokens), memory, keys, values, positions)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Word vectors (B, L, D); a single token, as when text is generated, costs its own cluster alone."""
+        if torch.compiler.is_compiling() or tokens.numel() != 1:
+            return self.words.embed(tokens)
+        return self.words.embed_one(int(tokens)).view(1, 1, -1)
 
     def _context(
         self, embedded: Tensor, memory: Memory, keys: Tensor, values: Tensor, positions: Tensor
@@ -145,10 +151,17 @@ class DEQTransformer(nn.Module):
 
     def _distance_keys(self, count: int) -> Tensor:
         """Keys (H, count, E) of the distances count - 1, ..., 0."""
+        if self.known_keys is not None and count <= self.known_keys.shape[1]:
+            return self.known_keys[:, self.known_keys.shape[1] - count :]
         like = self.content_bias
         encodings = sinusoids(count, self.width, device=like.device, dtype=like.dtype)
         keys = self.positions(encodings).view(-1, self.heads, self.width // self.heads)
         return keys.transpose(0, 1)
+
+    @torch.no_grad()
+    def tabulate(self, count: int) -> None:
+        """Compute the keys of so many distances once for all; for a model whose weights never change again."""
+        self.known_keys = self._distance_keys(count).contiguous()
 
     def _checked(self, tokens: Tensor, memory: Memory) -> Memory:
         """The memory of a segment, or none; refuses one of other texts or of another model."""
@@ -217,9 +230,15 @@ class DEQTransformer(nn.Module):
     @torch.no_grad()
     def remember(self, z: Tensor, context: SegmentContext) -> Memory:
         """The last M states (B, M, D), and what the input added to their keys and values (B, M, 2 D)."""
-        state, remembered = context.memory
-        injected = context.injection[..., self.width : 3 * self.width]
-        whole = (torch.cat((state, z), dim=1), torch.cat((remembered, injected), dim=1))
+        new = (z, context.injection[..., self.width : 3 * self.width])
+        if not torch.compiler.is_compiling():
+            from_old = max(context.memory[0].shape[1] + z.shape[1] - self.memory, 0)
+            from_new = max(z.shape[1] - self.memory, 0)
+            return tuple(
+                torch.cat((old[:, from_old:], part[:, from_new:]), dim=1)
+                for old, part in zip(context.memory, new, strict=True)
+            )
+        whole = [torch.cat(pair, dim=1) for pair in zip(context.memory, new, strict=True)]
         size = whole[0].shape[1]
         # Picked by index, not sliced: an exported model must not care whether there is more than it remembers.
         last = torch.arange(torch.sym_max(size - self.memory, 0), size, device=z.device)

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+SMALL = 1024
+"""Numbers up to which a call costs more than its arithmetic."""
+
 
 def causal_windows(
     x: Tensor, kernel: int, *, dilation: int = 1, before: Tensor | None = None
@@ -19,7 +22,11 @@ def causal_windows(
     if before is None:
         known = F.pad(x, earlier)
     else:
-        known = torch.cat((F.pad(before, earlier)[:, before.shape[1] :], x), dim=1)
+        count = before.shape[1]
+        # Where enough is known, nothing is padded; an exported model must not ask how much there is.
+        enough = not torch.compiler.is_compiling() and count >= past
+        tail = before[:, count - past :] if enough else F.pad(before, earlier)[:, count:]
+        known = torch.cat((tail, x), dim=1)
     if length == dilation == 1:
         return known.flatten(1)[:, None]  # nothing to be cut
     return torch.cat([known[:, i : i + length] for i in range(0, past + 1, dilation)], dim=-1)
@@ -39,5 +46,19 @@ class WindowStart(nn.Module):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
+    def output_layers(self) -> list[list[nn.Module]]:
+        """The linear layers at the end, for the one tensor of the state."""
+        return [[self.out]]
+
     def start(self, u: Tensor, before: Tensor | None = None) -> Tensor:
-        return self.out(F.gelu(self.mix(causal_windows(u, self.kernel, before=before))))
+        return self.out(gelu(self.mix(causal_windows(u, self.kernel, before=before))))
+
+
+def gelu(x: Tensor) -> Tensor:
+    """torch's; on CPU in double precision where x is small, which torch computes itself.
+
+    In single precision it asks oneDNN, whose call alone takes longer for one token than the products around it.
+    """
+    if torch.compiler.is_compiling() or x.is_cuda or x.numel() > SMALL:
+        return F.gelu(x)
+    return F.gelu(x.double()).to(x.dtype)

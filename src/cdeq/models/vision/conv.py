@@ -83,5 +83,9 @@ class ConvStart(nn.Module):
         self.out = nn.Conv2d(channels, channels, 1, bias=False)
         nn.init.zeros_(self.out.weight)
 
+    def output_layers(self) -> list[list[nn.Module]]:
+        """The linear layers at the end, for the one tensor of the state."""
+        return [[self.out]]
+
     def forward(self, context: Tensor) -> Tensor:
         return self.out(F.gelu(self.mix(self.depthwise(context))))

@@ -48,6 +48,10 @@ class PyramidStart(nn.Module):
         for weight in self.out.parameters():
             nn.init.zeros_(weight)
 
+    def output_layers(self) -> list[list[nn.Module]]:
+        """The linear layers at the end, for each branch."""
+        return [list(row) for row in self.out]  # type: ignore[call-overload]
+
     def forward(self, context: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         h, levels = context[0], []
         for depthwise, mix in zip(self.depthwise, self.mix, strict=True):
