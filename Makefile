@@ -20,17 +20,19 @@ demo: $(READY)
 	$(BIN)/cdeq demo --task $(TASK)
 
 # Under xdist each worker computes on one thread: two would fight over the same cores. The tests of a file stay together:
-# they share what takes long to make.
+# they share what takes long to make. The files that take longest come first, as tests/conftest.py orders them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	$(PYTEST)
 
-# What is looked at before a release: the wheel alone, every kind of model exported and compiled. Some minutes.
+# What is looked at before a release: the wheel alone, every kind of model exported and compiled, a whole demo. Some
+# minutes.
 release-test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m release
+	$(PYTEST) -m release
 
 # Without what trains for long or starts processes.
 quick: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not release"
+	$(PYTEST) -m "not slow and not release"
 
 # Not the README, whose code has its comments in a column.
 lint: $(READY)
@@ -64,20 +66,22 @@ bench-graphs: $(READY)
 	mkdir -p results/bench
 	cp runs/bench/graph_scale* results/bench/
 
-# The demos' students on images and text, trained first: some minutes.
+# The students of demos and zoo put to use, those of the demos trained first: half an hour.
 bench-deploy: $(READY)
 	$(BIN)/python bench/deploy.py --json runs/bench/deploy.json
+	$(BIN)/python bench/parity.py --json runs/bench/parity.json
 	mkdir -p results/bench
-	cp runs/bench/deploy.* results/bench/
+	cp runs/bench/deploy.* runs/bench/parity.* results/bench/
 
 # Students with defaults on maps that are not ours, where to spend a given time, certificates: half an hour.
 bench-students: $(READY)
 	$(BIN)/python bench/strangers.py --json runs/bench/strangers.json
 	$(BIN)/python bench/frontier.py --json runs/bench/frontier.json
-	$(BIN)/python bench/certificate.py --json runs/bench/certificate.json
+	$(BIN)/python bench/certificate.py --parts coverage proven slow --students runs/bench/students --json runs/bench/certificate.json
+	$(BIN)/python bench/certificate.py --parts solving compaction training --students runs/bench/students --json runs/bench/certificate_times.json
 	$(BIN)/python bench/generation.py --json runs/bench/generation.json
 	mkdir -p results/bench
-	cp runs/bench/strangers.* runs/bench/frontier.* runs/bench/certificate.* runs/bench/generation.* results/bench/
+	cp runs/bench/strangers.* runs/bench/frontier.* runs/bench/certificate*.* runs/bench/generation.* results/bench/
 
 # The page to play with, web/dist/index.html; the first time it trains the model of the images demo, for some minutes.
 web: $(READY)

@@ -1,12 +1,12 @@
 """What a student costs when it is put to use: eager, compiled, exported, under onnxruntime.
 
-    python bench/deploy.py [--threads 1] [--repeats 15] [--steps 2] [--folder runs/deploy] [--json FILE]
+    python bench/deploy.py [--repeats 15] [--steps 2] [--models NAME ...] [--folder runs/deploy] [--json FILE]
 
-The demos' students of the default recipe on images and text, trained first if they are not in the folder. One sample
-and 64, from input to output, all ways in turns in one run. Beside them the eager teacher under Anderson's method to a
-residual of 1e-3. "bfloat16" is the eager student in that precision, "channels_last" with that layout of images.
-"checked" also measures the teacher's residual of its answer, which is one more evaluation. Ratios are of CPU time,
-which a busy machine disturbs less than wall time (with one thread).
+The zoo's students on images and text, and the demos', trained first if they are not in the folder; all of the default
+recipe. One sample and 64, from input to output, all ways in turns in one run. Beside them the eager teacher under
+Anderson's method to a residual of 1e-3. "bfloat16" is the eager student in that precision, "channels_last" with that
+layout of images. "checked" also measures the teacher's residual of its answer, which is one more evaluation. Ratios are
+of CPU time, which a busy machine disturbs less than wall time (with one thread).
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ import tyro
 from torch import Tensor
 
 from cdeq import Student, solve_model
-from cdeq.demo.run import distil_student, train_teacher
-from cdeq.demo.tasks import DEMO_TASKS
+from cdeq.equilibrium.trees import map_tensors
 from cdeq.evaluation import median_times
 from common import Measurement, Options, markdown_table
+from subjects import inputs_for, named_inputs, session_of, student_named
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before onnxruntime is imported
 
 TOL, MOST = 1e-3, 100
-RECIPE = "corrected"
 OVER_EAGER, OVER_TEACHER = 0.7, 8.0
 """At one sample: the compiled or exported student's CPU time over the eager one's, and the teacher's over its."""
 TEACHER, EAGER = "teacher, Anderson to 1e-3", "student"
@@ -45,55 +44,36 @@ Work = Callable[[], object]
 class DeployOptions(Options):
     steps: int = 2
     """Of the student."""
-    tasks: tuple[str, ...] = ("images", "text")
+    models: tuple[str, ...] = ("images", "text", "mdeq-cifar10", "deq-transformer-wikitext2")
     batches: tuple[int, ...] = (1, 64)
     compile: bool = True
     """Time the compiled student, too; compiling takes minutes on a busy machine."""
     folder: Path = Path("runs/deploy")
-    """Where teachers and students are kept."""
+    """Where teachers and students of the demos are kept."""
 
 
-def demo_student(task: str, folder: Path) -> tuple[Student, Tensor]:
-    """The demo's student of the default recipe, and its test inputs."""
-    data = DEMO_TASKS[task](0)
-    inputs = torch.cat([x for x, _ in data.test])
-    saved = folder / task / f"student-{RECIPE}"
-    if not (saved / "config.json").is_file():
-        (folder / task).mkdir(parents=True, exist_ok=True)
-        teacher, _ = train_teacher(data, folder / task / "teacher", 0, True)
-        made = distil_student(data, teacher, RECIPE, folder / task / f"distil-{RECIPE}", 0, True)
-        made.save(saved)
-    return Student.load(saved), inputs
-
-
-def teacher_answer(student: Student, x: Tensor) -> tuple[Tensor, int]:
+def teacher_answer(student: Student, x: Any) -> tuple[Tensor, int]:
     """What the teacher says at its equilibrium, and the evaluations that finding it takes."""
     context = student.teacher.inject(x)
     found = solve_model(student.teacher, context, tol=TOL, max_steps=MOST)
     return student.teacher.readout(found.state, context), found.evaluations
 
 
-def session_of(path: Path, threads: int) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def ways(student: Student, x: Tensor, files: Path, options: DeployOptions) -> dict[str, Work]:
+def ways(student: Student, x: Any, files: Path, options: DeployOptions) -> dict[str, Work]:
     """Each way of answering `x`; the files are written for the first batch and serve all."""
     steps = options.steps
     works: dict[str, Work] = {
         TEACHER: partial(teacher_answer, student, x),
         EAGER: partial(student, x, steps=steps),
     }
-    half = x.bfloat16() if x.is_floating_point() else x
+    half = map_tensors(lambda t: t.bfloat16() if t.is_floating_point() else t, x)
     works["student, bfloat16"] = partial(copy.deepcopy(student).bfloat16(), half, steps=steps)
-    if x.ndim == 4:
+    if isinstance(x, Tensor) and x.ndim == 4:
         last = {"memory_format": torch.channels_last}
         moved = copy.deepcopy(student).to(**last)
         works["student, channels_last"] = partial(moved, x.contiguous(**last), steps=steps)
+    tensors = named_inputs(x)
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     unrolled = {"": student.unrolled(steps, check=False), ", checked": student.unrolled(steps)}
     if options.compile:
         works["compiled"] = partial(torch.compile(unrolled[""], fullgraph=True, dynamic=False), x)
@@ -103,34 +83,36 @@ def ways(student: Student, x: Tensor, files: Path, options: DeployOptions) -> di
         if not path.exists():
             student.export(path, x, steps, check=check)
         run = session_of(path, options.threads).run
-        works[f"onnxruntime{name}"] = partial(run, None, {"x": x.numpy()})
+        works[f"onnxruntime{name}"] = partial(run, None, arrays)
     path = files / "student.pt2"
     if not path.exists():
         student.export(path, x, steps, check=False)
-    works["exported, .pt2"] = partial(torch.export.load(path).module(), x)
+    works["exported, .pt2"] = partial(torch.export.load(path).module(), *tensors.values())
     return works
 
 
 @torch.no_grad()
-def measure(task: str, options: DeployOptions) -> list[dict[str, Any]]:
+def measure(model: str, options: DeployOptions) -> list[dict[str, Any]]:
     """A row for each batch size and way."""
-    student, inputs = demo_student(task, options.folder)
+    student = student_named(model, options.folder)
     rows = []
     with tempfile.TemporaryDirectory() as files:
         for batch in options.batches:
-            x = inputs[:batch].contiguous()
-            works = ways(student, x, Path(files), options)
+            torch.compiler.reset()  # it keeps eight versions of a function, and these are as many
+            works = ways(student, inputs_for(model, student, batch), Path(files), options)
+            answers = {
+                name: work() for name, work in works.items()
+            }  # and compiled, before the clock
             timed = {name: partial(lambda work: work, work) for name, work in works.items()}
             times = median_times(timed, options.repeats)
             cpu = {name: spent for name, (_, spent) in times.items()}
-            expected = works[EAGER]()
-            for name, work in works.items():
-                answer = work()
+            expected = answers[EAGER]
+            for name, answer in answers.items():
                 output = answer if isinstance(answer, Tensor) else torch.as_tensor(answer[0])
                 output = output.to(expected.dtype)
                 rows.append(
                     {
-                        "task": task,
+                        "model": model,
                         "batch": batch,
                         "way": name,
                         "seconds": times[name][0],
@@ -144,39 +126,45 @@ def measure(task: str, options: DeployOptions) -> list[dict[str, Any]]:
     return rows
 
 
+def said(met: bool) -> str:
+    return "PASS" if met else "FAIL"
+
+
 def verdicts(rows: list[dict[str, Any]]) -> list[str]:
     """Whether the targets are met, at one sample."""
     lines = []
-    for task in dict.fromkeys(row["task"] for row in rows):
+    for model in dict.fromkeys(row["model"] for row in rows):
         fast = [
             row
             for row in rows
-            if (row["task"], row["batch"]) == (task, 1)
+            if (row["model"], row["batch"]) == (model, 1)
             and row["way"] in ("compiled", "onnxruntime", "exported, .pt2")
         ]
         if not fast:
             continue
         best = min(fast, key=lambda row: row["cpu_seconds"])
-        lines.append(
-            f"{task}: {best['way']} takes {best['over_student']:.2f} of the eager student (target "
-            f"{OVER_EAGER}), and is {best['teacher_over']:.1f} times faster than the teacher (target "
-            f"{OVER_TEACHER:g})."
-        )
+        share, times = best["over_student"], best["teacher_over"]
+        lines += [
+            f"- {said(share <= OVER_EAGER)} {model}: {best['way']} takes {share:.2f} of the eager student's time, "
+            f"target at most {OVER_EAGER}",
+            f"- {said(times >= OVER_TEACHER)} {model}: {best['way']} is {times:.1f} times faster than the eager "
+            f"teacher, target at least {OVER_TEACHER:g}",
+        ]
     return lines
 
 
 def main() -> None:
     options = tyro.cli(DeployOptions, description=__doc__)
     measurement = Measurement(options)
-    rows = [row for task in options.tasks for row in measure(task, options)]
-    header = ["way", "task", "samples", "ms", "CPU ms", "of the eager student", "teacher over it"]
+    rows = [row for model in options.models for row in measure(model, options)]
+    header = ["way", "model", "samples", "ms", "CPU ms", "of the eager student", "teacher over it"]
     table = markdown_table(
         f"A student at {options.steps} steps, put to use",
         header,
         [
             [
                 row["way"],
-                row["task"],
+                row["model"],
                 str(row["batch"]),
                 f"{1e3 * row['seconds']:.2f}",
                 f"{1e3 * row['cpu_seconds']:.2f}",

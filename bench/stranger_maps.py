@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from cdeq.data.embedded import digits_images
 
 @dataclass(frozen=True)
 class Stranger:
-    """A map, inputs to distil it on and inputs to judge it on."""
+    """A map, inputs to distil it on and inputs to judge it on, and `more` like both, for counts of samples."""
 
     teacher: nn.Module
     train: list[Any]
     test: list[Any]
+    more: list[Any] = field(default_factory=list)
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -78,6 +79,7 @@ def linear(radius: float, *, normal: bool = True, dim: int = 64, inputs: int = 1
         Linear(a.float(), b.float()),
         [batch(64, 100 + i) for i in range(16)],
         [batch(128, i) for i in range(2)],
+        [batch(128, i) for i in range(2, 10)],
     )
 
 
@@ -170,6 +172,7 @@ def denoiser() -> Stranger:
         Denoiser(),
         [_noisy_shapes(32, 100 + i) for i in range(12)],
         [_noisy_shapes(32, i) for i in range(2)],
+        [_noisy_shapes(32, i) for i in range(2, 14)],
     )
 
 
@@ -214,6 +217,7 @@ def value_iteration() -> Stranger:
         ValueIteration(),
         [_grid_worlds(64, 100 + i) for i in range(12)],
         [_grid_worlds(64, i) for i in range(2)],
+        [_grid_worlds(64, i) for i in range(2, 8)],
     )
 
 
@@ -269,6 +273,7 @@ def quadratic_programs(unknowns: int = 30, constraints: int = 45) -> Stranger:
         Splitting(p.float(), a.float()),
         [batch(64, 100 + i) for i in range(16)],
         [batch(128, i) for i in range(2)],
+        [batch(128, i) for i in range(2, 10)],
     )
 
 

@@ -56,7 +56,7 @@ def finish(step, found, tol, max_steps=50, window=5):
         raise SystemExit("the student gives no state to go on from: export it with --certified")
     context = {name: value for name, value in found.items() if name.startswith("context")}
     kept = [name for name in found if name in ("output", "residual") or "memory" in name]
-    best = {name: found[name].copy() for name in kept if name not in context}
+    best = {name: found[name] for name in kept if name not in context}
     shapes = [found[name].shape for name in states]
     cuts = np.cumsum([int(np.prod(shape[1:])) for shape in shapes])[:-1]
     images, residuals, spent = [], [], 0
@@ -74,8 +74,9 @@ def finish(step, found, tol, max_steps=50, window=5):
         }
         found = new | run(step, new | context)
         better = found["residual"] < best["residual"]  # not where it is NaN
-        for name in best:
-            best[name][better] = found[name][better]
+        for name, before in best.items():  # of a graph, whose nodes are one sample, all or nothing
+            places = better.reshape(-1, *[1] * (before.ndim - 1))
+            best[name] = np.where(places, found[name], before)
         spent += 1
     return best, spent
 
@@ -89,6 +90,18 @@ def random_inputs(session, samples):
         numbers = rng.standard_normal(shape).astype(np.float32)
         found[one.name] = np.zeros(shape, np.int64) if "int64" in one.type else numbers
     return found
+
+
+def written(path, array):
+    """A .npy file, whole or absent."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            np.save(file, array)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise SystemExit(f"{path} cannot be written: {error.strerror}") from None
 
 
 def main():
@@ -113,7 +126,7 @@ def main():
         f"{options.tol:g}, largest residual {best['residual'].max():.1e}"
     )
     if options.output is not None:
-        np.save(options.output, best["output"])
+        written(options.output, best["output"])
 
 
 if __name__ == "__main__":

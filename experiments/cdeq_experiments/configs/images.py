@@ -154,8 +154,8 @@ def small_images(
 
 CIFAR = ImageData(name="cifar-10", size=32)
 TINY = ImageData(name="tiny-imagenet-40", size=64, padding=8)
-CIFAR_10 = small_images("CIFAR-10", CIFAR, (2, 1), (13_000, 2500))
-TINY_IMAGENET = small_images("Tiny-ImageNet (40 classes)", TINY, (2, 2), (6000, 1200))
+CIFAR_10 = small_images("CIFAR-10", CIFAR, (2, 1), (36_000, 4000))
+TINY_IMAGENET = small_images("Tiny-ImageNet (40 classes)", TINY, (2, 2), (10_000, 2000))
 
 IMAGENET = image_config(
     "ImageNet",

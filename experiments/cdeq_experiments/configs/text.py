@@ -17,6 +17,8 @@ SCORED = (1, 2, 3, 4, 5, 8, 12)
 SOLVED = (1, 2, 3, 4, 5, 6, 8, 12)
 SHALLOW = {"depth": 4, "lambda_2": 5.0}
 """Rollouts of four steps, the first two of which are also asked for the next words."""
+LABELLED = {"lambda_2": 2.0, "task_until": 1.0}
+"""All steps of a rollout are also asked for the next words, the first ones most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +39,12 @@ def text_config(
     teacher: base.Arguments,
     explicit: Mapping[str, base.Arguments],
     recorded: tuple[int, int],
+    labelled: base.Arguments = LABELLED,
 ) -> base.SuiteConfig:
-    """A text at a scale; `words` are arguments of all models, `teacher` and `explicit` those of each."""
+    """A text at a scale; `words` are arguments of all models, `teacher` and `explicit` those of each.
+
+    `labelled`: how the default recipe and its control learn from the next words.
+    """
     teacher_memory = replace(budget.student("anchored", **SHALLOW), once=True)
     return base.SuiteConfig(
         kind="text",
@@ -50,7 +56,7 @@ def text_config(
             "paper": budget.student("paper"),
             "anchored": budget.student("anchored", memory="own", **SHALLOW),
             "anchored_teacher_memory": teacher_memory,
-            **{name: budget.student(name, memory="own") for name in base.CORRECTED},
+            **{name: budget.student(name, memory="own", **labelled) for name in base.CORRECTED},
         },
         recording=base.record_configs(*recorded),
         tolerances=base.Tolerances(),
@@ -90,9 +96,9 @@ WIKITEXT_2 = text_config(
     "WikiText-2",
     TextData(name="wikitext-2"),
     base.Budget(
-        pretraining=base.Updates(10_000, 2e-3),
-        teaching=base.Updates(2000, 1e-3),
-        explicit=base.Updates(12_000, 2e-3),  # as many passes over the text as the teacher
+        pretraining=base.Updates(16_000, 2e-3),
+        teaching=base.Updates(4000, 1e-3),
+        explicit=base.Updates(20_000, 2e-3),  # as many passes over the text as the teacher
     ),
     words={"width": 128, "cutoffs": (1000, 5000, 15000), "divisor": 2, "dropout": 0.1},
     teacher={"heads": 4, "inner": 1024, "memory": 64},
@@ -127,5 +133,6 @@ WIKITEXT_103 = text_config(
         "transformer_xl": {"heads": 10, "inner": 2800, "layers": 11, "memory": 150},
     },
     recorded=(100, 100),
+    labelled={},  # the likelihood of so many words, at six steps of a rollout, would take 60 GB
 )
 """DEQ-Transformer as published: 10 heads of 70, 97M weights."""

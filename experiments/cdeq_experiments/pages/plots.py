@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cdeq.evaluation import Results, metric_of, style
+from cdeq.evaluation.plot import write_figure
 from cdeq_experiments.pages.frame import figure, frame
 
 SETTINGS = Path(__file__).parent / "templates" / "plots.mplstyle"
@@ -41,7 +42,8 @@ LOOKS = {"solver": "anderson", "certified": "corrected"}
 def draw(results: Results, path: Path) -> Path:
     """Write the plot of a result as PNG."""
     with matplotlib.rc_context(fname=SETTINGS):
-        LAYOUTS[results.page["layout"]](results, frame(results)).savefig(path, dpi=130)
+        drawn = LAYOUTS[results.page["layout"]](results, frame(results))
+        write_figure(drawn, path, dpi=130)
     return path
 
 
@@ -58,7 +60,7 @@ def draw_picture(results: Results, dataset: str, path: Path, most: int = 8) -> P
         panel.get_lines()[-1].set_label(f"converged teacher, {steps:.0f} evaluations")
         panel.set_title(f"{dataset}: test {metric_of(results, dataset).name}")
         panel.legend(loc="lower right")
-        picture.savefig(path, dpi=150)
+        write_figure(picture, path, dpi=150)
     return path
 
 

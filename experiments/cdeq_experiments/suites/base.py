@@ -375,7 +375,7 @@ class Suite(ABC):
                 fit=config.fit,
                 folder=run.folder,
                 task_loss=self.task_loss(self.teacher),
-                start_network=config.start_network(self.teacher),
+                start_network=build_seeded(lambda: config.start_network(self.teacher), seed),
                 seed=seed,
                 precision=self.options.placement.precision,
                 progress=told,
