@@ -151,3 +151,9 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     """The entries of a training's log, without the seconds, which are never the same."""
     lines = (folder / "log.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def as_it_is(z: Tensor, f: Tensor, out: tuple[Tensor, Tensor]) -> None:
+    """No correction, for the safeguard."""
+    out[0].copy_(f - z)
+    out[1].copy_(f)

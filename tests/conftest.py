@@ -1,4 +1,4 @@
-"""For all tests: one thread, the same random numbers whatever ran before, no deadlines."""
+"""For all tests: long ones first, one thread, the same random numbers whatever ran before, no deadlines."""
 
 import os
 
@@ -8,9 +8,24 @@ import pytest
 import torch
 from hypothesis import settings
 
+from brief import leave_out_plans, shorten_stages
+
 torch.set_num_threads(1)
 settings.register_profile("cdeq", deadline=None)
 settings.load_profile("cdeq")
+
+
+LONG = (
+    *("docs", "tables", "cli", "jobs", "distill", "many_processes", "unrolled", "kill_distilling"),
+    *("bench", "together", "ablations", "distill_resume", "placement", "on_paper", "suites"),
+    *("two_processes", "fill", "export", "mdeq_student", "kill_recording"),
+)
+"""Files that take longest, without `test_`: they come first, so that all workers end at the same time."""
+
+
+def pytest_collection_modifyitems(items):
+    places = {f"test_{name}": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,5 +44,10 @@ def pytest_runtest_call(item):
 @pytest.fixture
 def no_plan(monkeypatch):
     """Leave out the plan for certified solving, which takes longer than the trainings of most tests."""
-    for module in ("calibration", "distillation"):
-        monkeypatch.setattr(f"cdeq.consistency.{module}.plan_handover", lambda student, inputs: {})
+    leave_out_plans(monkeypatch)
+
+
+@pytest.fixture
+def brief_stages(monkeypatch):
+    """A few updates in the first stages of recipes, whose hundreds take longer than the rest of most tests."""
+    shorten_stages(monkeypatch)

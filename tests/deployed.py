@@ -8,9 +8,12 @@ import torch
 
 import mdeqs
 from cdeq import Recipe, Student
+from cdeq.data import Graph
 from cdeq.equilibrium.memory import Segment
-from cdeq.models import ConvDEQ
+from cdeq.equilibrium.trees import named_tensors
+from cdeq.models import IGNN, ConvDEQ
 from cdeq.models.text.transformer import TransformerDEQ
+from graphs import FEATURES, random_graph
 from teachers import Normed, Pair, Ring, Tanh, inputs, randomized, small_transformer
 
 RECIPES = ("paper", "anchored", "corrected", "warm_start")
@@ -47,6 +50,16 @@ def segment(batch: int) -> Segment:
     return Segment(tokens(50, batch, length), tuple(parts))
 
 
+def plain(x: Any) -> Any:
+    """An input as a compiler takes it: a graph without sparse tensors."""
+    return x.as_dense_tensors() if isinstance(x, Graph) else x
+
+
+def named_inputs(x: Any) -> dict[str, torch.Tensor]:
+    """The inputs of an exported file by name."""
+    return named_tensors(plain(x), "x" if isinstance(x, torch.Tensor) else "")
+
+
 SMALL = {"channels": 4, "groups": 2, "keep": 0.0, "gain": 0.2}
 TEXT = {"vocabulary": 20, "width": 8, "heads": 2, "inner": 12, "length": 12}
 MODELS = {
@@ -55,8 +68,12 @@ MODELS = {
     "mdeq": Kind(lambda: mdeqs.contracted(2), lambda b: images(b, 3)),
     "text": Kind(lambda: seeded(TransformerDEQ, **TEXT), lambda b: tokens(20, b, 3 + b % 9)),
     "memory": Kind(lambda: small_transformer().eval(), segment),
+    "graph": Kind(
+        lambda: seeded(IGNN, features=FEATURES, width=4),
+        lambda b: random_graph(nodes=8 + b, dtype=torch.float32),  # one sample: its nodes are open
+    ),
 }
-"""The models of the demos and of the tables that can be exported."""
+"""The models of the demos and of the tables."""
 OTHERS = {kind.__name__: Kind(kind, inputs) for kind in (Tanh, Pair, Ring, Normed)}
 
 

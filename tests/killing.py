@@ -83,10 +83,10 @@ def kill_at_every_call(root, run, require_same, look):
     return found
 
 
-def run_helper(file, folder):
+def run_helper(file, *arguments):
     """What the helper process, a test file run as a script, reports."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, file, str(folder)]
+    command = [sys.executable, file, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

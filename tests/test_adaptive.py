@@ -62,6 +62,18 @@ def test_probabilities_are_those_of_the_definition_and_sum_to_one(cutoffs, divis
 
 
 @pytest.mark.parametrize("cutoffs", CUTOFFS)
+def test_a_scorer_is_a_snapshot_of_the_log_probabilities(cutoffs):
+    words, features = vocabulary(cutoffs), torch.randn(3, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        expected = words.log_probabilities(features)
+        scorer = words.scorer()
+        for parameter in words.parameters():
+            parameter.zero_()
+    for h, scores in zip(features, expected, strict=True):
+        torch.testing.assert_close(scorer(h), scores, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cutoffs", CUTOFFS)
 def test_a_token_by_itself_has_the_vector_that_it_has_among_others(cutoffs):
     words = vocabulary(cutoffs)
     one_by_one = torch.stack([words.embed_one(token) for token in range(WORDS)])

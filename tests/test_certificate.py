@@ -19,7 +19,8 @@ from cdeq.consistency.scores import Exact, score
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import Contraction, declared_contraction
 from cdeq.equilibrium.states import relative_distance
-from cdeq.models.graph.ignn import IGNN
+from cdeq.evaluation import plot_certificate, true_distances
+from cdeq.models import EIGNN, IGNN, MIGNN
 from cdeq.solvers import Anderson, solve_model
 from checks import csr, numbers
 from teachers import Linear, Ring, Tanh, inputs, randomized, untrained
@@ -163,9 +164,14 @@ def test_inputs_unlike_those_of_calibration_are_told():
 
 def test_features_that_do_not_belong_to_samples_are_not_looked_at():
     start, residual = torch.ones(3, 2), torch.ones(3)
-    own = torch.ones(3, 4)
-    assert "context" in features_of(residual, {"a": own}, start, batched=True)
-    assert "context" not in features_of(residual, {"a": own, "b": torch.ones(5, 2)}, start, True)
+    own, table = numbers(3, 4), numbers(5, 2)
+    alone = features_of(residual, {"a": own}, start, batched=True)
+    beside = features_of(residual, {"b": table, "a": own}, start, batched=True)
+    assert torch.equal(beside["context of 1"], alone["context"])
+    assert torch.equal(beside["roughness of 1"], alone["roughness"])
+    # A table that is by chance as long as the batch is nothing that was calibrated.
+    chance = features_of(residual, {"b": table[:3], "a": own}, start, batched=True)
+    assert not {"context of 1", "roughness of 1"} & set(chance)
     assert set(features_of(residual[:1], own, start, batched=False)) == {"residual", "start"}
 
 
@@ -269,23 +275,59 @@ def test_a_contraction_may_have_a_norm_of_its_own():
     assert (result.state - star).abs().max() / star.abs().max() <= result.bound
 
 
-def test_ignn_proves_its_own_bound():
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(IGNN, {}), (EIGNN, {}), (MIGNN, {}), (MIGNN, {"sweeps": 3}), (MIGNN, {"alpha": 0.5})],
+    ids=str,
+)
+def test_implicit_graph_networks_prove_their_own_bounds(kind, settings):
     g = torch.Generator().manual_seed(0)
     near = (torch.rand(30, 30, generator=g) < 0.1).double()
     near = ((near + near.T + torch.eye(30)) > 0).double()
     root = near.sum(dim=1).rsqrt()
     x = (csr(root[:, None] * near * root), numbers(30, 4))
     torch.manual_seed(0)
-    student = untrained(IGNN(features=4, width=6, classes=3).double(), x, "warm_start")
-    declared = declared_contraction(student.teacher, student.teacher.inject(x))
-    assert 0.5 < declared.factor < 0.951  # kappa is 0.95
+    model = kind(features=4, width=6, classes=3, **settings).double()
+    student = untrained(model, x, "warm_start")
+    context = student.teacher.inject(x)
+    declared = declared_contraction(student.teacher, context)
+    norm = declared.norm or (lambda z: z.norm()[None])
     star = student.solve(x, tol=1e-13, measure="residual", max_steps=500).state
     for tol in (1e-1, 1e-3, 1e-6):
         result = student.solve(x, tol=tol, measure="bound", max_steps=300)
         assert result.bound_kind == "proven"
         assert result.converged.all()
-        away = declared.norm(result.state - star) / declared.norm(star)
-        assert away <= result.bound <= tol
+        assert norm(result.state - star) / norm(star) <= result.bound <= tol
+    pairs = [(numbers(30, 6, seed=i), numbers(30, 6, seed=i + 9)) for i in range(9)]
+    seen = [
+        float(norm(student.teacher.step(a, context) - student.teacher.step(b, context)))
+        / float(norm(a - b))
+        for a, b in pairs
+    ]
+    assert max(seen) <= declared.factor < 0.96  # kappa is 0.95 at most
+
+
+def test_a_monotone_map_that_does_not_contract_has_its_bound_too():
+    """z = relu(z - a (G z - x)), G strongly monotone by m and of norm L: |z - z*| <= |r| (1 + a L) / (a m)."""
+    spin = numbers(8, 8)
+    g = 0.5 * torch.eye(8) + 0.3 * (spin - spin.T)
+    a, m, size = 0.3, 0.5, float(torch.linalg.matrix_norm(g, 2))
+
+    class Monotone(Linear):
+        contraction = 1 - a * m / (1 + a * size)
+
+        def step(self, z, context):
+            return torch.relu(z - a * (z @ g.T - context))
+
+    assert torch.linalg.matrix_norm(torch.eye(8) - a * g, 2) > 1
+    model = Monotone().double()
+    x = inputs(32, dtype=torch.float64)
+    student = untrained(model, x, "warm_start").double()
+    star = student.solve(x, tol=1e-13, measure="residual", max_steps=3000).state
+    for tol in (1e-1, 1e-3):
+        result = student.solve(x, tol=tol, measure="bound", max_steps=3000)
+        assert result.converged.all()
+        assert (relative_distance(result.state, star) <= result.bound).all()
 
 
 def test_what_does_not_contract_proves_nothing():
@@ -424,15 +466,52 @@ def test_every_evaluation_of_a_solve_is_counted():
     assert result.history.shape == (result.evaluations, 6, 3)
 
 
-@pytest.mark.slow
-def test_the_certificate_can_be_drawn(tmp_path):
-    from cdeq.evaluation import plot_certificate
+def test_a_sample_that_stops_sooner_has_spent_fewer_seconds():
+    student, x = students(), inputs()
+    x[0] = 0.0  # its start is not far off
+    result = student.solve(x, tol=1e-3, max_steps=100)
+    steps, seconds = result.steps, result.sample_seconds
+    assert len(set(steps.tolist())) > 1
+    for i in range(6):
+        for j in range(6):
+            assert (steps[i] < steps[j]) == (seconds[i] < seconds[j])
+    assert 0 < seconds.min() <= seconds.max() <= result.seconds
 
+
+@pytest.mark.slow
+def test_the_certificate_can_be_drawn(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    student = students()
+    from matplotlib.axes import Axes
+
+    student, x, drawn = students(), inputs(), {}
+    usual = Axes.plot
+
+    def plot(self, counts, values, **look):
+        drawn[look["label"]] = (counts, values)
+        return usual(self, counts, values, **look)
+
+    monkeypatch.setattr(Axes, "plot", plot)
     student.calibrate(held_out(1), confidence=0.9)
-    result = student.solve(inputs(), tol=1e-3)
-    path = plot_certificate(
-        result, tmp_path / "new" / "certificate.png", distances=result.history[:, :, 0]
-    )
+    result, true = student.solve(x, tol=1e-3), true_distances(student, x)
+    path = plot_certificate(result, tmp_path / "new" / "certificate.png", distances=true)
     assert path.stat().st_size > 1000
+    assert list(drawn) == [
+        *("residual (measured)", "bound (calibrated, 90%)", "error (estimated)", "distance (true)"),
+    ]
+    counts, distance = drawn["distance (true)"]
+    assert counts == list(range(1, result.evaluations + 1))
+    # Each sample stays where it stopped.
+    star = student.teacher.equilibrium(x)
+    ended = float(relative_distance(result.state, star).median())
+    assert distance[-1] == pytest.approx(ended, rel=1e-2)
+    assert drawn["bound (calibrated, 90%)"][1][-1] == pytest.approx(float(result.bound.median()))
+
+
+def test_distances_that_are_not_known_are_not_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = students().solve(inputs(), tol=1e-3)
+    for known in (None, torch.ones(1, 6)):
+        plot_certificate(result, tmp_path / "certificate.svg", distances=known)
+        text = (tmp_path / "certificate.svg").read_text()
+        assert ("distance (true)" in text) == (known is not None)
+        assert "bound" not in text

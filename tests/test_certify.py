@@ -209,6 +209,23 @@ def test_the_plan_for_the_nearest_tolerance_is_followed():
     assert by_residual(student, x, tol=1e9).evaluations == 3
 
 
+def test_corrections_are_planned_only_where_they_save_evaluations():
+    x = inputs(seed=3)
+    for student in (make(Linear, "corrected", noise=0.0), make(Linear, "corrected", noise=0.5)):
+        block = student.correction.blocks[0]
+        exact = torch.linalg.inv(torch.eye(8) - student.teacher.weight) - torch.eye(8)
+        helps = not block.leave.linear.weight.any()
+        if helps:
+            block.set_linear(exact)
+        student.plan = plan_handover(student, [x])
+        assert student.corrects_solves == helps
+        assert student.plan == ({} if helps else dict.fromkeys((1e-1, 1e-2, 1e-3, 1e-4), 0))
+        result = by_residual(student, x, tol=1e-4, max_steps=100)
+        assert set(result.finished_by) == ({"student"} if helps else {"solver"})
+        plain = by_residual(student, x, tol=1e-4, max_steps=100, solver=Anderson())
+        assert helps == bool(result.steps.sum() < plain.steps.sum())
+
+
 # Calibration
 
 
@@ -249,7 +266,9 @@ def test_steps_under_the_teachers_own_weights_have_no_clock_to_choose(name):
     before = student.trajectory(x, 4)
     assert student.calibrate(batches(2), steps=4, confidence=None) == ()
     assert student.calibrated == ()
-    assert student.plan == {}  # nor a plan: every residual is measured on the way
+    # Nor steps to take ahead: every residual is measured on the way. These random corrections save nothing.
+    assert set(student.plan.values()) == ({0} if name == "corrected" else set())
+    assert not student.corrects_solves
     torch.testing.assert_close(student.trajectory(x, 4), before, rtol=0, atol=0)
 
 

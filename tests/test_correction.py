@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import cdeq
+from cdeq.consistency import blocks
 from cdeq.consistency.correction import FOLLOWED, LearnedCorrection
 from cdeq.consistency.groups import groups_of, joined, seen, state_like
 from cdeq.consistency.least_squares import Regression
@@ -14,7 +15,9 @@ from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.safeguard import PATIENCE, GuardedAnderson
 from cdeq.consistency.start import LearnedStart
 from cdeq.consistency.student import Student
-from cdeq.equilibrium.states import map_state, relative_distance, tensors_of
+from cdeq.equilibrium.states import StateLayout, map_state, relative_distance, tensors_of
+from cdeq.equilibrium.trees import tensors_in
+from checks import as_it_is
 
 
 class Affine(nn.Module):
@@ -59,13 +62,21 @@ def batches(count, size=32, dim=8, seed=1):
     return [torch.randn(size, dim, generator=g) for _ in range(count)]
 
 
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def drawn(*shape):
+    """Random numbers that are the same whatever was imported before."""
+    return torch.randn(*shape, generator=GENERATOR)
+
+
 STATES = {
-    "vector": torch.randn(3, 6),
-    "sequence": torch.randn(3, 5, 6),
-    "image": torch.randn(3, 2, 9, 7),
-    "wide image": torch.randn(3, 12, 8, 8),
-    "tuple": (torch.randn(3, 6), torch.randn(3, 4)),
-    "two resolutions": (torch.randn(3, 4, 8, 8), torch.randn(3, 6, 4, 4)),
+    "vector": drawn(3, 6),
+    "sequence": drawn(3, 5, 6),
+    "image": drawn(3, 2, 9, 7),
+    "wide image": drawn(3, 12, 8, 8),
+    "tuple": (drawn(3, 6), drawn(3, 4)),
+    "two resolutions": (drawn(3, 4, 8, 8), drawn(3, 6, 4, 4)),
 }
 
 
@@ -100,6 +111,62 @@ def test_a_correction_is_linear_in_the_residual_and_zero_at_zero(kind):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     zero = network(map_state(torch.zeros_like, r), gates)
     assert all(not t.any() for t in tensors_of(zero))
+
+
+ODD = {
+    "odd wide image": (drawn(3, 12, 9, 10), [1]),
+    "features first": (drawn(3, 6, 5), [1]),
+    "features before the samples": (drawn(6, 5), [0]),
+    "very wide": (drawn(3, 1030), [1]),
+}
+
+
+@pytest.mark.parametrize("kind", [*STATES, *ODD])
+@pytest.mark.parametrize("cache", [1, 1 << 20])
+@pytest.mark.parametrize("strided", [False, True])
+def test_what_is_written_is_the_residual_and_its_correction(kind, cache, strided, monkeypatch):
+    """All at once and sample by sample, to memory in one piece and to a slice of a batch of flat states.
+
+    In double precision: the sums of a very wide state have thousands of terms.
+    """
+    monkeypatch.setattr(blocks, "CACHE", cache)
+    torch.manual_seed(0)
+    z, axes = ODD[kind] if kind in ODD else (STATES[kind], axes_of(STATES[kind]))
+    z = map_state(torch.Tensor.double, z)
+    context, f = (map_state(torch.randn_like, z) for _ in range(2))
+    network = LearnedCorrection.matching(context, z, axes).double()
+    for p in network.parameters():
+        nn.init.normal_(p, std=0.3)
+    gates, gain = network.gate(context, z), torch.tensor(0.7, dtype=torch.float64)
+    r = map_state(torch.sub, f, z)
+    expected = map_state(lambda r, n: r + gain * n, r, network(r, gates))
+    layout = StateLayout.of(z)
+    out, image = (
+        layout.restore(gain.new_full((layout.batch, 3, sum(layout.sizes)), torch.nan)[:, 1])
+        if strided
+        else map_state(torch.empty_like, z)
+        for _ in range(2)
+    )
+    with torch.no_grad():
+        network.corrected(z, f, gates, gain, out, image)
+    for p, wanted, moved, start in zip(*map(tensors_of, (out, expected, image, z)), strict=True):
+        torch.testing.assert_close(p, wanted, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(moved, start + wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_gates_follow_another_state_of_the_same_input(kind):
+    torch.manual_seed(0)
+    state = STATES[kind]
+    context, first, second = (map_state(torch.randn_like, state) for _ in range(3))
+    network = LearnedCorrection.matching(context, state, axes_of(state))
+    other = LearnedCorrection.matching(context, state, axes_of(state))
+    expected = tensors_in(network.gate(context, second).now)
+    # Where another network made them, as a running average of this one, nothing of them is taken over.
+    for before in (network.gate(context, first), other.gate(context, first)):
+        found = tensors_in(network.follow(before, context, second).now)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("kind", STATES)
@@ -220,10 +287,10 @@ def test_the_safeguard_judges_each_sample_by_itself():
     z = torch.zeros(2, 4)
     guard, memory = GuardedAnderson(history, 3, z), None
     f = torch.ones(2, 4)
-    first, memory = guard.guarded(z, f, f - z, torch.zeros_like(f), memory)
+    first, memory = guard.guarded(z, f, as_it_is, memory)
     # The second sample's corrected residual grows a hundredfold.
     worse = torch.stack([0.5 * torch.ones(4), 100 * torch.ones(4)])
-    after, memory = guard.guarded(first, first + worse, worse, torch.zeros_like(f), memory)
+    after, memory = guard.guarded(first, first + worse, as_it_is, memory)
     assert memory[1].trusted.flatten().tolist() == [True, False]
     torch.testing.assert_close(after[1], f[1])  # the solver's step from its best state
 
@@ -235,30 +302,38 @@ def test_the_safeguard_loses_patience_with_a_residual_that_does_not_fall():
     for k in range(PATIENCE + 2):
         # Of the first sample it falls to 0.98 at each step, of the second it hardly falls at all.
         r = torch.stack([0.98**k * torch.ones(4), (1 - 1e-4 * k) * torch.ones(4)])
-        _, memory = guard.guarded(z, z + r, r, torch.zeros_like(r), memory)
+        _, memory = guard.guarded(z, z + r, as_it_is, memory)
         assert memory[1].trusted.flatten().tolist() == [True, k < PATIENCE]
 
 
 @pytest.mark.parametrize("steps", [2, 3, 7])
-def test_gates_follow_the_state_at_the_first_steps_and_then_stay(steps):
+def test_gates_follow_the_images_of_the_first_steps_and_then_stay(steps):
     teacher, x = Affine(contraction(0.9).float()), batches(1)[0]
     student = Student.for_example(teacher, quick(), x).eval()
     torch.manual_seed(0)
     for p in student.correction.parameters():
         nn.init.normal_(p, std=0.05)
     seen, used = [], []
-    gate, forward = student.correction.gate, student.correction.forward
-    student.correction.gate = lambda context, z: seen.append(z) or gate(context, z)
-    student.correction.forward = lambda r, gates: used.append(gates) or forward(r, gates)
+    network = student.correction
+    gate, follow, corrected = network.gate, network.follow, network.corrected
+    network.gate = lambda context, z: seen.append(z) or gate(context, z)
+    network.follow = lambda gates, context, z: seen.append(z) or follow(gates, context, z)
+    network.corrected = lambda z, f, gates, *more: (
+        used.append(gates) or corrected(z, f, gates, *more)
+    )
     with torch.no_grad():
         states = student.trajectory(x, steps)
-        assert all(torch.equal(a, b) for a, b in zip(seen, states, strict=False))
+        images = [teacher.step(z, teacher.inject(x)) for z in states]
+        assert all(torch.equal(a, b) for a, b in zip(seen, images, strict=False))
         assert len(seen) == min(steps, FOLLOWED)
+        assert len(used) == steps
         assert all(gates is used[FOLLOWED - 1] for gates in used[FOLLOWED:])
-        # As a solver it has the same gates.
+        # As a solver it has the same gates, up to the rounding of what it adds up in another order.
         seen.clear()
         solution = cdeq.solve_model(teacher, x, student.as_solver(), tol=0.0, max_steps=steps)
-        assert all(torch.equal(a, b) for a, b in zip(seen, states, strict=False))
+        assert len(seen) == min(steps, FOLLOWED)
+        for a, b in zip(seen, images, strict=False):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(solution.state, states[-1], rtol=1e-4, atol=1e-5)
 
 

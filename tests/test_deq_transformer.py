@@ -100,6 +100,16 @@ def test_the_four_methods_and_memory():
 
 
 @torch.no_grad()
+def test_keys_of_distances_that_are_known_are_those_that_are_computed():
+    model, short, long = build(), text(2, 4), text(2, LENGTH)
+    expected = [model.inject(tokens).positions for tokens in (short, long)]
+    model.tabulate(5)
+    for tokens, keys in zip((short, long), expected, strict=True):
+        torch.testing.assert_close(model.inject(tokens).positions, keys)
+    assert "known_keys" not in model.state_dict()
+
+
+@torch.no_grad()
 def test_the_loss_is_the_mean_over_the_targets_that_count():
     model, features, targets = build(), some_state(), text(seed=4)
     targets[0, :3], targets[2] = -100, -1

@@ -17,6 +17,7 @@ from teachers import Offering, Pair, Ring, Tanh, Weightless, batches, inputs, un
 
 SHORT = FitConfig(updates=6, checkpoint_every=2, log_every=1)
 LEARNING = FitConfig(updates=60, learning_rate=5e-3)
+pytestmark = pytest.mark.usefixtures("brief_stages")
 both_recipes = pytest.mark.parametrize("recipe", ["paper", "anchored"])
 
 
@@ -158,22 +159,26 @@ def test_a_gradient_that_is_not_finite_stops_the_run(no_plan):
 QUICK = {"start_updates": 20, "correction_updates": 10}
 OWN = {"states": "own", "augment_probability": 0.0, "depth": 3}
 ABLATIONS = [
-    *(("paper", {"boundary": b}) for b in ("state", "weights")),
-    *(("anchored", {"boundary": b}) for b in ("state", "weights")),
-    *(("paper", {"time_map": t}) for t in ("exponential", "linear", "cosine")),
-    *(("paper", {"history": "anderson", "window": w}) for w in (1, 3, 5, 7)),
+    ("paper", {}),
+    ("anchored", {}),
+    ("paper", {"boundary": "weights"}),
+    ("anchored", {"boundary": "state"}),
+    *(("paper", {"time_map": t}) for t in ("linear", "cosine")),
+    ("paper", {"history": "anderson", "window": 5}),
     *(("anchored", {"history": "anderson", "window": w, "mixing": 0.8}) for w in (1, 5)),
-    *((name, {"history": h}) for name in ("paper", "anchored") for h in ("mlp", "gru", "none")),
-    *(("paper", {"direction": d}) for d in ("later", "earlier")),
+    *((name, {"history": h}) for name in ("paper", "anchored") for h in ("mlp", "gru")),
+    ("paper", {"history": "none"}),
+    ("paper", {"direction": "earlier"}),
     *(("anchored", {"direction": d, "lambda_1": 0.5}) for d in ("later", "earlier")),
     ("paper", OWN),
     ("anchored", {"states": "teacher", "start": "teacher"}),
-    *(("anchored", {"backprop": b}) for b in ("full", "checkpointed", "truncated")),
-    *((name, {"loss": loss}) for name in ("paper", "anchored") for loss in ("mse", "log")),
-    *(("anchored", {"start": s}) for s in ("teacher", "learned")),
+    *(("anchored", {"backprop": b}) for b in ("checkpointed", "truncated")),
+    ("paper", {"loss": "log"}),
+    ("anchored", {"loss": "mse"}),
+    ("anchored", {"start": "teacher"}),
     *((name, {"delta": "low_rank", "rank": 2}) for name in ("paper", "anchored")),
-    *(("anchored", {"schedule": "learned", "gamma": g}) for g in (0.5, 1.0, 2.0)),
-    *(("paper", {"first_index": i}) for i in (0, 1)),
+    *(("anchored", {"schedule": "learned", "gamma": g}) for g in (1.0, 2.0)),
+    ("paper", {"first_index": 1}),
     ("paper", {"lambda_1": 0.0}),
     ("paper", {"lambda_1": 1.0, "lambda_2": 0.0}),
     ("anchored", {"lambda_2": 0.1}),

@@ -18,7 +18,7 @@ from checks import read_log, same_tensors
 from teachers import OfferedStart, Tanh, batches
 
 SHORT = FitConfig(updates=6, checkpoint_every=2, log_every=1)
-pytestmark = pytest.mark.usefixtures("no_plan")
+pytestmark = pytest.mark.usefixtures("no_plan", "brief_stages")
 
 
 def same_weights(one, other):
@@ -120,7 +120,10 @@ def test_the_running_average_begins_after_the_start_and_the_fit(tmp_path, monkey
     monkeypatch.setattr(DistillationObjective, "update_average", lambda self: None)
     still = FitConfig(updates=1, learning_rate=1e-30)
     fast = FitConfig(updates=6)  # of the start
-    monkeypatch.setattr("cdeq.consistency.distillation.replace", lambda config, **changes: fast)
+    monkeypatch.setattr(
+        "cdeq.consistency.distillation.replace",
+        lambda config, **changes: fast if "updates" in changes else config,
+    )
     student = distill(Tanh(), batches(), recipe=corrected(lambda_1=0.5), fit=still, folder=tmp_path)
     assert student.correction.blocks[0].linear.linear.weight.any()
     own = list(student.own_parts().parameters())

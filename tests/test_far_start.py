@@ -60,8 +60,8 @@ def test_the_start_is_what_it_says(adjacency, nonnegative):
     start = FarStart(WIDTH, inner=2, hops=400, reach=0.95, nonnegative=nonnegative).double()
     torch.nn.init.normal_(start.expand.weight)
     b = torch.randn(len(adjacency), WIDTH, dtype=torch.float64)
-    h = F.relu(b @ start.compress.weight.T + start.compress.bias)
-    z = torch.cat([h, dense_resolvent(adjacency, h, 0.95)], dim=1) @ start.expand.weight.T
+    h = F.leaky_relu(b @ start.compress.weight.T + start.compress.bias, 0.1)
+    z = torch.cat([h, 0.05 * dense_resolvent(adjacency, h, 0.95)], dim=1) @ start.expand.weight.T
     torch.testing.assert_close(
         start(GraphContext(b, adjacency)), z.clamp_min(0) if nonnegative else z, atol=1e-10, rtol=0
     )

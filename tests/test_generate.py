@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from cdeq import FitConfig, cli, distill
+from cdeq import FitConfig, Recipe, cli, distill
 from cdeq.data.text import UNKNOWN, Streams, Vocabulary
 from cdeq.generation import VOCABULARY, excluded_tokens, load_text_student, student_reader
 from cdeq.models.text.transformer import TransformerDEQ
@@ -32,7 +32,8 @@ def folder(tmp_path_factory):
     streams = Streams(words.encode(LINES), batch=2, length=8)
     segments = [pair for pair in streams if pair[0].shape[1] == 8]
     store = record(model, segments, made / "store", mode="endpoint", carried=True)
-    student = distill(model, store, fit=FitConfig(updates=5), task_loss=model.loss)
+    recipe = Recipe.from_name("corrected", start_updates=5, correction_updates=5)
+    student = distill(model, store, recipe=recipe, fit=FitConfig(updates=5), task_loss=model.loss)
     student.save(made / "student")
     words.to_json(made / "student" / VOCABULARY)
     return made / "student"

@@ -1,5 +1,8 @@
 """What a student makes of its last evaluations."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -14,6 +17,7 @@ from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.states import map_state
 from cdeq.solvers import Anderson, solve_model
+from checks import same_tensors
 from teachers import Pair, Ring, Tanh, inputs, randomized
 
 
@@ -206,3 +210,62 @@ def test_learned_histories_of_tuple_states(name):
     for part, h in zip(module.predict(past), past[-1][1], strict=True):
         assert part.shape == h.shape
         assert not torch.allclose(part, h)
+
+
+# What rollouts leave to each other
+
+
+def mixing_student(name="corrected", kind=Pair):
+    x = inputs()
+    recipe = Recipe.from_name(name)
+    return randomized(Student.for_example(kind(), recipe, x), 0.05).eval().requires_grad_(False), x
+
+
+def kept_at(student):
+    return [ring.residuals.data_ptr() for _, ring in student.history.spare.kept]
+
+
+@pytest.mark.parametrize("name", ["corrected", "warm_start"])
+@pytest.mark.parametrize("kind", [Tanh, Pair, Ring])
+@torch.no_grad()
+def test_rollouts_share_no_buffers_while_they_run(name, kind):
+    student, x = mixing_student(name, kind)
+    other = x + 1
+    alone = [copy.deepcopy(student).trajectory(given, 8) for given in (x, other)]
+    first, second = (student.rollout(student.prepare(given), 8) for given in (x, other))
+    in_turns = list(zip(first, second, strict=True))
+    assert same_tensors([a for a, _ in in_turns], alone[0])
+    assert same_tensors([b for _, b in in_turns], alone[1])
+    # In what they leave behind nothing of theirs is found again, and no state of theirs is written over.
+    assert same_tensors(student.trajectory(x, 8), alone[0])
+    assert same_tensors([a for a, _ in in_turns], alone[0])
+
+
+@torch.no_grad()
+def test_the_next_rollout_has_the_buffers_of_the_last():
+    student, x = mixing_student()
+    assert kept_at(student) == []
+    list(student.rollout(student.prepare(x), 3))
+    [kept] = kept_at(student)
+    rollout = student.rollout(student.prepare(x), 8)
+    next(rollout), next(rollout)
+    assert kept_at(student) == []  # they are in use
+    rollout.close()  # before its end
+    assert kept_at(student) == [kept]
+    student(x[:2], steps=3)  # of another size: the old ones are let go
+    assert kept_at(student) != [kept]
+    assert len(kept_at(student)) == 1
+    for twin in (copy.deepcopy(student), pickle.loads(pickle.dumps(student.history))):
+        assert getattr(twin, "history", twin).spare.kept == []
+
+
+def test_buffers_made_for_inference_are_not_written_to_outside_of_it():
+    student, x = mixing_student()
+    with torch.inference_mode():
+        inside = student(x, steps=4)
+    with torch.no_grad():
+        outside = student(x, steps=4)
+    with torch.inference_mode():
+        again = student(x, steps=4)
+    assert torch.equal(inside, outside)
+    assert torch.equal(again, outside)

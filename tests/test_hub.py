@@ -352,7 +352,9 @@ def test_a_readme_of_ones_own_is_kept(students, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_runs_as_written(students, server, pushed, tmp_path, monkeypatch, no_plan):
+def test_the_page_runs_as_written(
+    students, server, pushed, tmp_path, monkeypatch, no_plan, brief_stages
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "default"))
     server.repos["me/digits"] = server.repos[REPO]

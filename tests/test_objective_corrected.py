@@ -47,9 +47,10 @@ class LiteralCorrected:
         for j in range(depth):
             z = states[-1].detach() if truncated and j else states[-1]
             z = z if given is None else given[j]
-            r = torch.tanh(z @ self.theta.T + self.u) - z
+            f = torch.tanh(z @ self.theta.T + self.u)
+            r = f - z
             if j < 3:
-                gate = torch.cat([self.u, z], dim=1) @ block["gates"].T
+                gate = torch.cat([self.u, f], dim=1) @ block["gates"].T
                 gate = torch.relu(gate + block["gates.linear.bias"])
             n = r @ block["linear"].T + (gate * (r @ block["enter"].T)) @ block["leave"].T
             states.append(z + r + self.w["gains"][j].double() * n)
@@ -149,7 +150,7 @@ def test_a_leap_is_a_step_with_changed_weights_and_no_history():
     torch.testing.assert_close(states[1], literal.rollout(1)[1], rtol=1e-6, atol=1e-7)
     # The step after it is the teacher's own; it is the first that mixing knows of.
     f = torch.tanh(states[1] @ teacher.weight.T + literal.u)
-    gates = student.correction.gate(literal.u, states[1])
+    gates = student.correction.gate(literal.u, f)
     n = student.gains[1] * student.correction(f - states[1], gates)
     torch.testing.assert_close(states[2], f + n, rtol=1e-6, atol=1e-7)
 

@@ -44,7 +44,7 @@ def blocks_with(words: str) -> list[str]:
 
 
 @pytest.fixture
-def names(tmp_path, monkeypatch):
+def names(tmp_path, monkeypatch, brief_stages):
     """What the README takes for granted; a few updates in place of hundreds."""
     monkeypatch.chdir(tmp_path)
     usual = cdeq.distill

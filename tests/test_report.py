@@ -1,6 +1,7 @@
 """What a distillation says it rests on: rates against eigenvalues, targets against the equilibrium, weights by name."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from recorded import batches
 from teachers import Plain
 
 SHORT = cdeq.FitConfig(updates=1)
+pytestmark = pytest.mark.usefixtures("brief_stages")
 
 
 class Symmetric(Plain):
@@ -51,8 +53,12 @@ def test_rates_are_those_of_the_largest_eigenvalue(largest, tmp_path):
 def test_a_report_says_how_exact_the_targets_are_and_that_no_weight_is_changed(caplog):
     with caplog.at_level(logging.INFO, logger="cdeq"):
         student = distilled(Symmetric(0.9, 0.5, 0.4, 0.3, 0.2, 0.1), tol=1e-6)
-    [line] = [record.getMessage() for record in caplog.records]
-    assert line == f"distilling Symmetric: {student.report}"
+    before = replace(student.report, undone=())
+    line, *more = [record.getMessage() for record in caplog.records]
+    assert line == f"distilling Symmetric: {before}"
+    assert student.report.undone
+    assert more == [f"distilled Symmetric: {student.report.taken_back}"]
+    assert str(student.report) == f"{before}; {student.report.taken_back}"
     assert student.report.worst_target_error <= 1e-6
     assert student.report.converging == 1
     assert "plain iteration converges" in line

@@ -11,7 +11,7 @@ from cdeq.consistency.certify import certified_solve
 from cdeq.equilibrium.states import map_state, relative_distance, tensors_of
 from cdeq.gradients import solve_with_gradient
 from cdeq.solvers import SOLVERS, Anderson, Broyden, Picard, solve, solve_model
-from cdeq.solvers.anderson import anderson_weights
+from cdeq.solvers.anderson import PIECE, anderson_weights
 from cdeq.solvers.base import MAX_STEPS, TOL
 from checks import numbers, same_tensors
 from problems import PROBLEMS, Counting, Spoiled, diverging, drifting, tanh
@@ -264,6 +264,15 @@ def test_anderson_weights_minimise_and_sum_to_one():
     # At the constrained minimum the mixed residual is orthogonal to all differences of residuals.
     slopes = torch.einsum("bd,bnd->bn", mixed, r - r[:, :1])
     assert slopes.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_products_of_long_residuals_keep_their_digits(batch):
+    """All of one sign, so that a running sum in single precision forgets what is small beside it."""
+    long = torch.rand(batch, 4, 20 * PIECE + 7, generator=torch.Generator().manual_seed(0))
+    found = Anderson().products(long[:, 1], long)
+    exact = long.double() @ long[:, 1, :, None].double()
+    torch.testing.assert_close(found.double(), exact.mT, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e12])

@@ -80,7 +80,7 @@ def test_images_are_seen_through_convolutions_at_three_resolutions(channels):
     quarter = functional.gelu(change.coarse(pooled(half, 2)))
     assert [tuple(t.shape[2:]) for t in (half, quarter)] == [(6, 5), (3, 3)]
     half = half + functional.interpolate(quarter, size=(6, 5))
-    expected = change.leave(full + functional.interpolate(half, size=(11, 9)))
+    expected = change.outer(full + functional.interpolate(half, size=(11, 9)))
     torch.testing.assert_close(network(u, start), expected)
 
 

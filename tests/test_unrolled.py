@@ -8,8 +8,14 @@ from cdeq.consistency.unrolling import UnrolledStudent
 from cdeq.equilibrium.states import StateLayout, relative_residual
 from cdeq.solvers.anderson import anderson_weights
 from checks import numbers
-from deployed import BATCHES, MODELS, OTHERS, RECIPES, STEPS, student_of
+from deployed import BATCHES, MODELS, OTHERS, RECIPES, STEPS, plain, student_of
 from teachers import inputs, randomized
+
+
+def eliminated(gram, ridge):
+    """The weights (..., n) of Gram matrices (..., n, n)."""
+    rows = [[gram[..., i, j] for j in range(i + 1)] for i in range(gram.shape[-1])]
+    return torch.stack(eliminated_weights(rows, ridge), dim=-1)
 
 
 @pytest.mark.parametrize("n", range(1, 8))
@@ -18,8 +24,8 @@ def test_elimination_gives_the_weights_of_cholesky(n, scale):
     r = numbers(5, n, 20) * scale
     gram = r @ r.mT
     expected = anderson_weights(gram, 1e-6)
-    torch.testing.assert_close(eliminated_weights(gram, 1e-6), expected, rtol=1e-9, atol=1e-9)
-    places = eliminated_weights(gram[:, None].expand(5, 3, n, n), 1e-6)
+    torch.testing.assert_close(eliminated(gram, 1e-6), expected, rtol=1e-9, atol=1e-9)
+    places = eliminated(gram[:, None].expand(5, 3, n, n), 1e-6)
     torch.testing.assert_close(places, expected[:, None].expand(5, 3, n), rtol=1e-9, atol=1e-9)
 
 
@@ -31,13 +37,13 @@ def test_elimination_on_residuals_that_are_zero_equal_or_of_very_different_sizes
     r[3, 2] = r[3, 0] - 2 * r[3, 1]
     gram = r @ r.mT
     expected = anderson_weights(gram, 1e-6)
-    torch.testing.assert_close(eliminated_weights(gram, 1e-6), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(eliminated(gram, 1e-6), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_matrix_that_is_not_positive_gives_weights_by_size():
     gram = torch.tensor([[[1.0, 5.0], [5.0, 4.0]]])
     expected = anderson_weights(gram, 0.0)
-    torch.testing.assert_close(eliminated_weights(gram, 0.0), expected)
+    torch.testing.assert_close(eliminated(gram, 0.0), expected)
     torch.testing.assert_close(expected, torch.tensor([[0.8, 0.2]], dtype=torch.float64))
 
 
@@ -129,10 +135,18 @@ def compiled(module, backend):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "recipe"),
-    [("images", "corrected"), ("mdeq", "paper"), ("text", "corrected"), ("memory", "anchored")],
+    [
+        *(
+            ("images", "corrected"),
+            ("mdeq", "paper"),
+            ("text", "corrected"),
+            ("memory", "anchored"),
+        ),
+        ("graph", "corrected"),
+    ],
 )
 def test_the_compiler_takes_steps_and_rollout_whole(name, recipe):
-    student, x = student_of(name, recipe), MODELS[name].x(7)
+    student, x = student_of(name, recipe), plain(MODELS[name].x(7))
     module = student.unrolled(2)
     with torch.no_grad():
         expected, found = module(x), compiled(module, "aot_eager")(x)

@@ -27,6 +27,8 @@ def folder(tmp_path_factory):
     images = table_results(methods=("picard", "hyperdeq", "paper"))
     for found in (images, graph, text, ablation_results(["m = 1", "m = 7"], counts=(1, 8))):
         write_pages(replace(found, scale="small"), place / "small")
+    pictured = table_results("Tiny-ImageNet (40 classes)", methods=("picard", "hyperdeq", "paper"))
+    write_pages(replace(pictured, scale="small"), place / "zoo")
     return place
 
 
@@ -48,6 +50,7 @@ def test_a_number_in_a_sentence(folder):
     assert value(folder, f'"%.1f" % (100 * {share})') == "62.5"
     assert value(folder, 'teacher("table2", "CIFAR-10").metric') == "0.8"
     assert value(folder, 'at("table2", "CIFAR-10", "alexnet").metric') == "0.57"
+    assert value(folder, 'teacher("zoo/table2", "Tiny-ImageNet (40 classes)").metric') == "0.8"
 
 
 @pytest.mark.slow

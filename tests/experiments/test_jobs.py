@@ -1,10 +1,11 @@
-"""Jobs: one after another, in several processes, or shared by shells. Also the script of the shells."""
+"""Jobs: one after another, in several processes, or shared by shells. Also the script that forks the shells."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children
@@ -22,6 +23,7 @@ from cdeq.evaluation import Results
 from cdeq_experiments.jobs import Job, run_jobs
 from cdeq_experiments.options import ExperimentError, silent
 from cdeq_experiments.runs import Run
+from killing import fork, outcome, run_helper
 
 
 def noted(folder, number, seconds=0.0):
@@ -157,18 +159,16 @@ def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
 ARGUMENTS = ("reproduce", "beta", "--scale", "tiny", "--seeds", "2", "--threads", "1")
 
 
-def reproduce(root, *more):
+def reproduce(root):
     """The command of a user, on data on which it takes a second."""
     places = ["--out", str(root / "out"), "--runs", str(root / "runs")]
     with pytest.MonkeyPatch.context() as patch:
         use_small_data(patch)
-        return cli.main([*ARGUMENTS, *places, *more])
+        return cli.main([*ARGUMENTS, *places])
 
 
-def start(root):
-    command = [sys.executable, __file__, "reproduce", str(root)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, **pipes, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def shell(root):
+    assert reproduce(root) == 0
 
 
 def rows(root):
@@ -182,11 +182,9 @@ def assert_same_numbers(two, one):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_two_shells_make_what_one_process_makes(tmp_path):
-    shells = [start(tmp_path / "shells") for _ in range(2)]
-    for shell in shells:
-        _, errors = shell.communicate(timeout=300)
-        assert shell.returncode == 0, errors
+    assert run_helper(__file__, "shells", tmp_path / "shells") == [0, 0]
     assert reproduce(tmp_path / "one") == 0
     assert_same_numbers(rows(tmp_path / "shells"), rows(tmp_path / "one"))
     # All four clocks are of one student for each seed, which one of the processes trained.
@@ -196,8 +194,12 @@ def test_two_shells_make_what_one_process_makes(tmp_path):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    what, root, *rest = sys.argv[1:]
-    if what == "reproduce":
-        sys.exit(reproduce(Path(root), *rest))
-    made = jobs(Path(root), hang, noted)
-    run_jobs(made, options(Path(root), jobs=2))
+    what, root = sys.argv[1], Path(sys.argv[2])
+    if what == "hang":
+        run_jobs(jobs(root, hang, noted), options(root, jobs=2))
+    else:
+        import cdeq_experiments.registry  # noqa: F401, before the forks
+
+        with redirect_stdout(sys.stderr):
+            children = [fork(shell, root) for _ in range(2)]
+        print([outcome(child) for child in children])

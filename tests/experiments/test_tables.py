@@ -222,13 +222,14 @@ def test_a_run_that_is_cut_short_has_pages_of_what_is_done(tmp_path, monkeypatch
     assert whole.rows[: len(half.rows)] == half.rows
 
 
-def test_the_same_command_gives_the_same_numbers(reproduced, tmp_path, monkeypatch):
+def test_a_seed_gives_the_same_numbers_again(reproduced, tmp_path, monkeypatch):
     place = reproduced("table3", *SEEDS)
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["reproduce", "table3", "--scale", "tiny", *SEEDS]) == 0
-    one, two = results(place, "table3"), results(tmp_path, "table3")
+    assert cli.main(["reproduce", "table3", "--scale", "tiny", "--seeds", "1"]) == 0
+    one = [row for row in results(place, "table3").rows if row.seed == 0]
+    two = results(tmp_path, "table3").rows
     for field in ("method", "seed", "steps", "metric", "distance", "residual", "parameters"):
-        assert [getattr(r, field) for r in one.rows] == [getattr(r, field) for r in two.rows]
+        assert [getattr(r, field) for r in one] == [getattr(r, field) for r in two]
 
 
 # What is refused.

@@ -8,7 +8,10 @@ from small import BY_KIND, suite
 
 from builders import options
 from cdeq import load_pretrained
+from cdeq_experiments.options import ExperimentError
 from cdeq_experiments.suites import make_suites
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=BY_KIND)
@@ -57,3 +60,15 @@ def test_students_alone_are_compared_with_solvers_alone(begun):
     assert made.config.students == begun.config.students
     left = (made.config.others, made.config.few_step, made.config.explicit)
     assert not any(left)
+
+
+def test_explicit_models_are_chosen_by_name(begun):
+    first, *others = begun.config.explicit
+    assert others
+    asked = replace(begun.options, explicit=(first,))
+    for alone in (False, True):
+        [made] = make_suites([begun.config], replace(asked, students_only=alone))
+        assert list(made.config.explicit) == [first]
+        assert (made.config.few_step is None) == alone
+    with pytest.raises(ExperimentError, match=rf"no explicit model alexnetwork, only {first}"):
+        make_suites([begun.config], replace(asked, explicit=("alexnetwork",)))

@@ -1,20 +1,27 @@
-"""Two processes under torchrun train as one does. This file is also the script that torchrun starts."""
+"""Two processes of one group train as one does; tests/test_docs.py starts them by torchrun itself.
+
+This file is also the helper process: it imports torch once and forks the processes.
+"""
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from cdeq import FitConfig, Recipe, Student, TrajectoryStore, distill, process_group, record
+from cdeq import FitConfig, Recipe, Student, TrajectoryStore, distill, record
 from cdeq.training.parallel import process_rank
 from checks import read_log
+from killing import run_helper
+from processes import run_processes
 from teachers import Ring, Tanh, batches, inputs, untrained
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+]
 CONFIG = FitConfig(updates=12, learning_rate=1e-2, log_every=1, checkpoint_every=5)
 RECIPES = {
     "paper": Recipe.from_name("paper"),
@@ -54,16 +61,14 @@ def refused(root, where):
     (where / f"refused{process_rank()[0]}.json").write_text(json.dumps(words))
 
 
-def main(root):
-    torch.set_num_threads(1)
-    with process_group():
-        where = root / "two"
-        where.mkdir(exist_ok=True)
-        runs(root, where)
-        # From a loader: the first process records, and both read.
-        given = {"recipe": RECIPES["corrected"], "fit": CONFIG, "max_steps": 10}
-        distill(Tanh(), batches(), folder=where / "loader", **given)
-        refused(root, where)
+def together(root):
+    where = root / "two"
+    where.mkdir(exist_ok=True)
+    runs(root, where)
+    # From a loader: the first process records, and both read.
+    given = {"recipe": RECIPES["corrected"], "fit": CONFIG, "max_steps": 10}
+    distill(Tanh(), batches(), folder=where / "loader", **given)
+    refused(root, where)
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +79,7 @@ def root(tmp_path_factory):
         record(teacher(), data, root / mode, max_steps=10, mode=mode, dtype=torch.float64)
     record(Ring(), batches(), root / "graph", mode="endpoint")
     record(Tanh(), batches(size=7), root / "odd", mode="endpoint")
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *(__file__, str(root)),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
-    assert done.returncode == 0, done.stderr
+    assert run_helper(__file__, root) is True
     (root / "one").mkdir()
     runs(root, root / "one")
     return root
@@ -123,4 +122,5 @@ def test_what_cannot_be_shared_is_refused(root, rank):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    torch.set_num_threads(1)
+    print(json.dumps(run_processes(2, together, Path(sys.argv[1]))))
