@@ -10,7 +10,7 @@ from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import causal_positions
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.solvers import Anderson
-from cdeq.solvers.anderson import anderson_weights
+from cdeq.solvers.anderson import FADING, anderson_weights, plain_sum, running_sums
 from checks import as_it_is, numbers, solver_states
 from teachers import randomized, small_transformer
 
@@ -51,18 +51,27 @@ def leak(states, others):
 # The weights
 
 
-def test_the_weights_of_a_position_are_those_of_the_text_up_to_it():
+def test_the_weights_of_a_position_are_those_of_the_text_up_to_it_the_nearest_counting_most():
     residuals = numbers(3, 4, 5, 6)  # (B, n, L, D)
     history = AndersonHistory(3, 1.0, batched=True, causal=True)
     alpha = history._weights(residuals.flatten(2), 5)
     assert alpha.shape == (3, 5, 4)
     for last in range(5):
-        seen = residuals[:, :, : last + 1].flatten(2)
+        counted = FADING ** (0.5 * (last - torch.arange(last + 1.0)))
+        seen = (residuals[:, :, : last + 1] * counted[:, None]).flatten(2)
         expected = anderson_weights(seen @ seen.mT, history.ridge)
         torch.testing.assert_close(alpha[:, last], expected)
     flat = residuals.flatten(2)  # (B, n, L D), as in the ring buffers
     rows = Anderson(positions=5).products(flat[:, 0], flat)
-    torch.testing.assert_close(rows[:, -1], (residuals[:, :1] * residuals).sum((2, 3)))
+    own = (residuals[:, :1] * residuals).sum(3)  # (B, n, L)
+    torch.testing.assert_close(rows[:, 0], own[..., 0])
+    torch.testing.assert_close(rows[:, 2], own[..., 2] + own[..., 1] / 2 + own[..., 0] / 4)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_running_sums_hold_the_plain_sum(length):
+    products = numbers(3, length, 4)
+    torch.testing.assert_close(plain_sum(running_sums(products)), products.sum(dim=1))
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])

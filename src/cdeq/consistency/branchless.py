@@ -21,6 +21,7 @@ from cdeq.consistency.history import AndersonHistory
 from cdeq.consistency.safeguard import FALLEN, GROWTH, PATIENCE, ROUNDING, Correct, GuardedAnderson
 from cdeq.equilibrium.states import State, subtract, tensors_of
 from cdeq.placement import not_cast
+from cdeq.solvers.anderson import running_sums
 
 SMALLEST = 1e-37
 """Squares of residuals that are divided by, at least."""
@@ -178,7 +179,9 @@ class BranchlessAnderson(GuardedAnderson):
         mixed = past.images[0]
         if len(past.images) == 1:
             return mixed
-        gram = [[self._summed(entry) for entry in row] for row in past.products]
+        entries = self._summed(torch.cat([entry for row in past.products for entry in row], dim=2))
+        columns = iter(entries.split(1, dim=2))
+        gram = [[next(columns) for _ in row] for row in past.products]
         ridge = max(self.ridge, 4 * torch.finfo(mixed.dtype).eps)
         alpha = [a.to(mixed.dtype) for a in eliminated_weights(gram, ridge)]
         mixed = alpha[0] * mixed
@@ -187,8 +190,8 @@ class BranchlessAnderson(GuardedAnderson):
         return mixed
 
     def _summed(self, product: Tensor) -> Tensor:
-        """In double precision; of a causal model, over the positions up to each."""
-        return product.double().cumsum(dim=1) if self.causal else product.double()
+        """In double precision; of a causal model, over each position and those just before it."""
+        return running_sums(product.double()) if self.causal else product.double()
 
     def _product(self, a: Tensor, b: Tensor) -> Tensor:
         """(B, P, 1); of a graph, which is one long sample, the sums of its nodes are added in double precision."""

@@ -22,7 +22,7 @@ from cdeq.equilibrium.states import (
     subtract,
     tensors_of,
 )
-from cdeq.solvers.anderson import Anderson, anderson_weights
+from cdeq.solvers.anderson import Anderson, anderson_weights, running_sums
 
 Evaluation = tuple[State, State]
 """A state z and the student's evaluation h(z) there."""
@@ -95,11 +95,12 @@ class AndersonHistory(WindowHistory):
         return layout.restore(mixed.to(z.dtype))
 
     def _weights(self, residuals: Tensor, positions: int | None) -> Tensor:
-        """alpha (B, n), or (B, L, n) for each position from the positions up to it."""
+        """alpha (B, n), or (B, L, n) for each position from those just before it."""
         if positions is None:
             return anderson_weights(residuals @ residuals.mT, self.ridge)
         parts = residuals.unflatten(2, (positions, -1)).movedim(2, 1)
-        gram = torch.matmul(parts, parts.mT).cumsum(dim=1)
+        products = torch.matmul(parts, parts.mT)
+        gram = running_sums(products.flatten(2)).view_as(products)
         return anderson_weights(gram.flatten(0, 1), self.ridge).unflatten(0, gram.shape[:2])
 
 

@@ -3,7 +3,7 @@
 Every step measures the corrected residual p = f(z) - z + N(f(z) - z) of the state it leaves, sample by sample. A sample
 whose |p| has grown past its best, or hardly fallen for a while, is taken back to its best state, from where it goes on
 with the teacher's own steps under Anderson's method, without a further evaluation and without correction. In a causal
-model each position is judged by the positions up to it, so that none learns of later ones. Shapes: B samples, D numbers
+model each position is judged by itself and those just before it, so that none learns of later ones. Shapes: B samples, D numbers
 in each, P places that are judged: 1, or the positions of a causal model.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from cdeq.consistency.history import RunningAnderson
 from cdeq.equilibrium.states import State, StateLayout, norm_dtype, tensors_of
 from cdeq.placement import not_cast
-from cdeq.solvers.anderson import Anderson
+from cdeq.solvers.anderson import Anderson, running_sums
 
 GROWTH = 10.0
 """How many times its best a corrected residual may be: on its way to the equilibrium it need not fall at every step."""
@@ -139,9 +139,10 @@ class Safeguard:
         return self._flat(f) - self._flat(z)
 
     def _sizes(self, flat: Tensor) -> Tensor:
-        """Norms (B, P) of (B, D): of whole samples, or of the positions up to each."""
+        """Norms (B, P) of (B, D): of whole samples, or of each position with those just before it."""
         norms = torch.linalg.vector_norm(self.solver.rows(flat), dim=2)
-        return norms.double().square().cumsum(dim=1).sqrt()
+        squares = norms.double().square()[..., None]
+        return (squares if self.solver.positions is None else running_sums(squares)).squeeze(2).sqrt()
 
     def _chosen(
         self, places: Tensor, new: tuple[State, State], old: tuple[State, State]

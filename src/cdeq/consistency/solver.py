@@ -24,7 +24,7 @@ from cdeq.equilibrium.states import (
     tensors_of,
 )
 from cdeq.placement import is_plain
-from cdeq.solvers.anderson import Anderson
+from cdeq.solvers.anderson import Anderson, plain_sum
 
 if TYPE_CHECKING:
     from cdeq.consistency.student import Student
@@ -168,7 +168,8 @@ class StudentSolver:
             size = self._guard.measured(k, z, fz, inner)
         else:
             size = self.solver.multiply(k, inner).double().sqrt()
-        stretch = size[:, -1].to(residual.dtype) / row_norms(residual).clamp_min(1e-30)
+        whole = plain_sum(size.square()).sqrt().to(residual.dtype)
+        stretch = whole / row_norms(residual).clamp_min(1e-30)
         if isinstance(inner, Guarded):
             stretch = torch.where(inner.trusted.all(dim=1), stretch, memory.stretch)
         return _Memory(gates, stretch, size, inner)

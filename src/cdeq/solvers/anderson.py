@@ -17,6 +17,25 @@ from cdeq.solvers.base import check_mixing
 
 PIECE = 1 << 14
 """Numbers whose products are added in single precision: more of them lose digits that the mixing weights need."""
+FADING = 0.5
+"""How much less a position counts for the mixing weights of each one further on, in a causal model."""
+
+
+def running_sums(products: Tensor) -> Tensor:
+    """sum_{j <= i} FADING^(i - j) products_j, of (B, L, n): what is near counts, and nothing that comes later.
+
+    A position's error hardly knows of those far before it: weights of its own neighbourhood bring it nearer than those of
+    all positions up to it.
+    """
+    place = torch.arange(products.shape[1], device=products.device)
+    behind = place[:, None] - place
+    shares = torch.where(behind < 0, 0.0, FADING ** behind.clamp_min(0).to(products.dtype))
+    return torch.matmul(shares.to(products.dtype), products)
+
+
+def plain_sum(running: Tensor) -> Tensor:
+    """The sum over all positions (B, ...) of what has the running sums (B, L, ...)."""
+    return (1 - FADING) * running.sum(dim=1) + FADING * running[:, -1]
 
 
 def anderson_weights(gram: Tensor, ridge: float) -> Tensor:
@@ -55,7 +74,7 @@ class Anderson:
 
     `window` is the paper's m, `mixing` its beta, `ridge` the regularisation relative to the Gram matrix,
     where it is at least the rounding error of that matrix. `positions`: of states (B, L, D) of a causal model, L; each
-    position then has mixing weights of its own, made from the positions up to it, so that none learns of later ones.
+    position then has mixing weights of its own, made from those just before it, so that none learns of later ones.
     """
 
     window: int = 5
@@ -110,7 +129,7 @@ class Anderson:
         return row[..., slot]
 
     def products(self, new: Tensor, others: Tensor) -> Tensor:
-        """A residual's row of the Gram matrices, (B, P, n): n products, not n^2; a position's with all up to it."""
+        """A residual's row of the Gram matrices, (B, P, n): n products, not n^2."""
         # As a row times a matrix it is many times faster on CPU than as a matrix times a column.
         row, columns = self.rows(new)[:, :, None], self.rows(others).movedim(1, -1)
         if row.shape[-1] <= PIECE or row.dtype == torch.float64:
@@ -121,7 +140,7 @@ class Anderson:
                 0, dtype=torch.float64
             )
         found = found.squeeze(2)
-        return found if self.positions is None else found.cumsum(dim=1)
+        return found if self.positions is None else running_sums(found)
 
     def mix(self, k: int, memory: _Memory) -> Tensor:
         """The next state, (B, D), once the k-th image is in its slot and its residual is multiplied."""
