@@ -179,18 +179,53 @@ def test_untrained_networks_change_nothing(kind):
     assert all(not t.any() for t in tensors_of(changed))
 
 
-@pytest.mark.parametrize("kind", ["image", "wide image", "vector", "sequence"])
+@pytest.mark.parametrize("kind", STATES)
 def test_a_fitted_linear_part_is_the_map_it_was_fitted_to(kind):
     """`inputs`, `outputs` and `set_linear` agree with `forward`."""
     torch.manual_seed(1)
     r = STATES[kind]
     network = LearnedCorrection.matching(r, r, axes_of(r))
-    [block], [group] = network.blocks, network.groups
-    rows = block.inputs(joined(group, r))
-    weight = torch.randn(group.width, rows.shape[1])
-    block.set_linear(weight)
-    found = block.outputs(network(r, network.gate(r, r)))
-    torch.testing.assert_close(found, rows @ weight.T, rtol=1e-4, atol=1e-4)
+    expected = []
+    for block, members, arrays in zip(
+        network.blocks, network.members, network.arrays(r), strict=True
+    ):
+        for member, group in enumerate(members):
+            rows = block.inputs(arrays, member)
+            weight = torch.randn(network.groups[group].width, rows.shape[1])
+            block.set_linear(weight, member)
+            expected.append(rows @ weight.T)
+    found = network.arrays(network(r, network.gate(r, r)))
+    outputs = [
+        block.outputs(arrays, member)
+        for block, arrays in zip(network.blocks, found, strict=True)
+        for member in range(len(arrays))
+    ]
+    for output, wanted in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_images_of_many_channels_are_seen_on_one_grid_and_others_by_themselves():
+    images = torch.randn(2, 6, 16, 16), torch.randn(2, 5, 8, 8), torch.randn(2, 7, 4, 4)
+    pyramid = LearnedCorrection.matching(images, images, [1, 1, 1])
+    assert pyramid.config["units"] == [([0, 1, 2], [4, 2, 1])]
+    odd = torch.randn(2, 6, 9, 9), torch.randn(2, 5, 4, 7)  # no squares bring both to one grid
+    assert LearnedCorrection.matching(odd, odd, [1, 1]).config["units"] == [([0], [4]), ([1], [4])]
+    few = torch.randn(2, 3, 8, 8), torch.randn(2, 9, 8, 8)[:, :, :4]
+    assert LearnedCorrection.matching(few, few, [1, 1]).config["units"] == [([0], []), ([1], [4])]
+
+
+def test_a_resolution_is_corrected_by_what_another_one_lacks():
+    images = torch.randn(2, 6, 8, 8), torch.randn(2, 5, 4, 4)
+    network = LearnedCorrection.matching(images, images, [1, 1])
+    network.blocks[0].set_linear(torch.ones(6, 6 + 11), 0)
+    gates = network.gate(images, images)
+    fine = torch.zeros(2, 6, 8, 8)
+    coarse = torch.zeros(2, 5, 4, 4)
+    coarse[:, 2, 1, 3] = 1
+    change, none = network((fine, coarse), gates)
+    assert not none.any()
+    assert change[:, :, 2:4, 6:].eq(1).all()
+    assert change.sum() == 2 * 6 * 4
 
 
 def test_regression_is_least_squares():

@@ -1,12 +1,14 @@
-"""The corrections of one group of a state's tensors: pointwise, or for images with their neighbourhoods.
+"""The corrections of parts of a state: pointwise, for images of few channels, and for images of many.
 
 What each is, `correction.py` says. Beside N(r), as it is trained, each has `corrected`, which writes r + N(r) without
 gradients: in a rollout a pass over a large state costs as much as arithmetic, so it makes few of them, a few samples at
-a time. Shapes: B samples, F features, h gated features.
+a time. A block has one or several groups of a state's tensors, and is given one array for each of them. Shapes: B
+samples, F features, h gated features.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,32 +25,40 @@ CACHE = 1 << 20
 """Bytes of a state that are corrected at a time."""
 FEW_CHANNELS = 4
 """Channels of an image up to which convolutions at full resolution cost little."""
+SQUARE = 4
+"""Side of the squares whose means an image of many channels is seen by, if it has one resolution only."""
 
 
 class Block(Protocol):
-    """The correction of one group of a state."""
+    """The correction of some groups of a state; all lists have an array for each of them."""
 
-    def share(self, sources: list[Tensor]) -> Any:
+    def share(self, sources: list[list[Tensor]]) -> Any:
         """What the context has in the gates."""
 
-    def gate(self, z: Tensor, share: Any) -> Any:
+    def gate(self, z: list[Tensor], share: Any) -> Any:
         """The gates at a state."""
 
-    def __call__(self, r: Tensor, gate: Any) -> Tensor: ...
+    def __call__(self, r: list[Tensor], gate: Any) -> list[Tensor]: ...
 
     def corrected(
-        self, z: Tensor, f: Tensor, gate: Any, gain: Tensor, out: Tensor, image: Tensor
+        self,
+        z: list[Tensor],
+        f: list[Tensor],
+        gate: Any,
+        gain: Tensor,
+        out: list[Tensor],
+        image: list[Tensor],
     ) -> None:
         """Write p = r + gain N(r) of r = f - z to `out`, and z + p to `image`."""
 
-    def inputs(self, r: Tensor) -> Tensor:
-        """Rows (positions, K) of all that the linear part sees at each position."""
+    def inputs(self, r: list[Tensor], member: int = 0) -> Tensor:
+        """Rows (positions, K) of all that the linear part sees at each position of a group."""
 
-    def outputs(self, r: Tensor) -> Tensor:
+    def outputs(self, r: list[Tensor], member: int = 0) -> Tensor:
         """Rows (positions, F), in the same order."""
 
-    def set_linear(self, weight: Tensor) -> None:
-        """Take over a linear map (F, K) from `inputs` to the correction."""
+    def set_linear(self, weight: Tensor, member: int = 0) -> None:
+        """Take over a linear map (F, K) from `inputs` to the correction of a group."""
 
 
 def gated_features(width: int) -> int:
@@ -68,105 +78,101 @@ class PointwiseBlock(nn.Module):
         self.leave = zeroed(FeatureLinear(hidden, width, axis, bias=False))
         self.gates = FeatureLinear(group.source_features + width, hidden, axis)
 
-    def share(self, sources: list[Tensor]) -> Tensor | None:
-        if not sources:
+    def share(self, sources: list[list[Tensor]]) -> Tensor | None:
+        [own] = sources
+        if not own:
             return None
-        context = sources[0] if len(sources) == 1 else torch.cat(sources, dim=self.axis)
+        context = own[0] if len(own) == 1 else torch.cat(own, dim=self.axis)
         return self.gates.part(context, 0, self.gates.linear.bias)
 
-    def gate(self, z: Tensor, share: Tensor | None) -> Tensor:
+    def gate(self, z: list[Tensor], share: Tensor | None) -> Tensor:
         if share is None:
-            return F.relu(self.gates(z))
-        own = self.gates.part(z, self.gates.linear.in_features - z.shape[self.axis])
+            return F.relu(self.gates(z[0]))
+        own = self.gates.part(z[0], self.gates.linear.in_features - z[0].shape[self.axis])
         return own.add_(share).relu_()
 
-    def forward(self, r: Tensor, gate: Tensor) -> Tensor:
-        gated = self.leave(gate * self.enter(r))
-        return gated + self.linear(r) if self.dense else gated
+    def forward(self, r: list[Tensor], gate: Tensor) -> list[Tensor]:
+        gated = self.leave(gate * self.enter(r[0]))
+        return [gated + self.linear(r[0]) if self.dense else gated]
 
     def corrected(
-        self, z: Tensor, f: Tensor, gate: Tensor, gain: Tensor, out: Tensor, image: Tensor
+        self,
+        z: list[Tensor],
+        f: list[Tensor],
+        gate: Tensor,
+        gain: Tensor,
+        out: list[Tensor],
+        image: list[Tensor],
     ) -> None:
         weight = beside_identity(self.linear.linear.weight, gain) if self.dense else None
         leave = gain * self.leave.linear.weight
-        parts: Any = [(z, f, gate, out, image)]
+        parts: Any = [(*z, *f, gate, *out, *image)]
         if self.axis != 0:
-            parts = zip(*(t.split(in_cache(z)) for t in parts[0]), strict=True)
+            parts = zip(*(t.split(in_cache(z[0])) for t in parts[0]), strict=True)
         for z_, f_, gate_, out_, image_ in parts:
-            rows, place = self.inputs(torch.sub(f_, z_, out=image_)), self.inputs(out_)
+            rows, place = self._rows(torch.sub(f_, z_, out=image_)), self._rows(out_)
             if weight is None:
                 place.copy_(rows)
             else:
                 torch.mm(rows, weight.T, out=place)
-            hidden = torch.mm(rows, self.enter.linear.weight.T).mul_(self.inputs(gate_))
+            hidden = torch.mm(rows, self.enter.linear.weight.T).mul_(self._rows(gate_))
             place.addmm_(hidden, leave.T)
             if place.data_ptr() != out_.data_ptr():  # features on another axis: it is a copy
                 moved = out_.movedim(self.axis, -1)
                 moved.copy_(place.view(moved.shape))
             torch.add(z_, out_, out=image_)
 
-    def inputs(self, r: Tensor) -> Tensor:
-        return r.movedim(self.axis, -1).reshape(-1, r.shape[self.axis])
+    def inputs(self, r: list[Tensor], member: int = 0) -> Tensor:
+        return self._rows(r[0])
 
     outputs = inputs
 
-    def set_linear(self, weight: Tensor) -> None:
+    def _rows(self, x: Tensor) -> Tensor:
+        return x.movedim(self.axis, -1).reshape(-1, x.shape[self.axis])
+
+    def set_linear(self, weight: Tensor, member: int = 0) -> None:
         self.linear.linear.weight.data.copy_(weight)
 
 
 class ImageBlock(nn.Module):
-    """Convolutions of the residual and of its means over squares of several sides, gated.
+    """Images of few channels: convolutions of the residual and of its means over squares of several sides, gated."""
 
-    A state of many channels has a pointwise map without gates at full resolution, so that the whole is cheap beside a
-    step; one of few channels, where convolutions cost little, sees its neighbours there too.
-    """
+    sides = (1, 2, 4, 8)
 
     def __init__(self, group: Group):
         super().__init__()
         width = group.width
-        few = width <= FEW_CHANNELS
-        self.sides = (1, 2, 4, 8) if few else (1, 4)
-        self.kernels = [3 if few or side > 1 else 1 for side in self.sides]
         hidden = gated_features(width)
 
-        def convolution(inputs: int, outputs: int, kernel: int, bias: bool = False) -> nn.Conv2d:
-            return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=bias)
+        def convolutions(inputs: int, outputs: int, bias: bool = False) -> nn.ModuleList:
+            """One for each side."""
+            return nn.ModuleList(
+                nn.Conv2d(inputs, outputs, 3, padding=1, bias=bias) for _ in self.sides
+            )
 
-        def gated(inputs: int, outputs: int, bias: bool = False) -> nn.ModuleList:
-            """A convolution for each side but those that have no gates."""
-            kernel = 3 if few else 1
-            layers: list[Any] = [convolution(inputs, outputs, kernel, bias) for _ in self.sides]
-            layers[0] = layers[0] if few else None
-            return nn.ModuleList(layers)
+        self.linear, self.leave = convolutions(width, width), convolutions(hidden, width)
+        self.enter = convolutions(width, hidden)
+        self.gates = convolutions(group.source_features + width, hidden, bias=True)
+        for layer in (*self.linear, *self.leave):
+            zeroed(layer)
 
-        self.linear = nn.ModuleList(
-            zeroed(convolution(width, width, kernel)) for kernel in self.kernels
-        )
-        self.enter = gated(width, hidden)
-        self.leave = gated(hidden, width)
-        self.gates = gated(group.source_features + width, hidden, bias=True)
-        for layer in self.leave:
-            if layer is not None:
-                zeroed(layer)
-
-    def share(self, sources: list[Tensor]) -> list[Tensor | None]:
-        return [self._share(layer, sources, side) for side, layer in self._gated()]
+    def share(self, sources: list[list[Tensor]]) -> list[Tensor | None]:
+        [own] = sources
+        return [self._share(layer, own, side) for side, layer in self._gated()]
 
     def _share(self, layer: Any, sources: list[Tensor], side: int) -> Tensor | None:
-        if layer is None or not sources:
+        if not sources:
             return None
         context = torch.cat([pooled(source, side) for source in sources], dim=1)
         return conv_part(layer, context, 0, layer.bias)
 
-    def gate(self, z: Tensor, share: list[Tensor | None]) -> list[Tensor | None]:
-        gates: list[Tensor | None] = []
+    def gate(self, z: list[Tensor], share: list[Tensor | None]) -> list[Tensor]:
+        gates: list[Tensor] = []
         for (side, layer), known in zip(self._gated(), share, strict=True):
-            if layer is None:
-                gates.append(None)
-            elif known is None:
-                gates.append(F.relu(layer(pooled(z, side))))
+            if known is None:
+                gates.append(F.relu(layer(pooled(z[0], side))))
             else:
-                own = conv_part(layer, pooled(z, side), layer.in_channels - z.shape[1])
+                own = conv_part(layer, pooled(z[0], side), layer.in_channels - z[0].shape[1])
                 gates.append(own.add_(known).relu_())
         return gates
 
@@ -174,72 +180,180 @@ class ImageBlock(nn.Module):
         """The sides, and the convolutions that make their gates."""
         return list(zip(self.sides, self.gates, strict=True))
 
-    def forward(self, r: Tensor, gate: list[Tensor | None]) -> Tensor:
-        total = self._level(0, r, gate[0])
+    def forward(self, r: list[Tensor], gate: list[Tensor]) -> list[Tensor]:
+        total = self._level(0, r[0], gate[0])
         for i, side in enumerate(self.sides[1:], 1):
-            total = add_squares(total, self._level(i, pooled(r, side), gate[i]), side)
-        return total
+            total = add_squares(total, self._level(i, pooled(r[0], side), gate[i]), side)
+        return [total]
+
+    def _level(self, i: int, x: Tensor, gate: Tensor) -> Tensor:
+        """The correction at one of the sides."""
+        return self.linear[i](x) + self.leave[i](gate * self.enter[i](x))
 
     def corrected(
         self,
-        z: Tensor,
-        f: Tensor,
-        gate: list[Tensor | None],
+        z: list[Tensor],
+        f: list[Tensor],
+        gate: list[Tensor],
         gain: Tensor,
-        out: Tensor,
-        image: Tensor,
+        out: list[Tensor],
+        image: list[Tensor],
     ) -> None:
-        if gate[0] is not None:
-            r = torch.sub(f, z, out=image)
-            torch.addcmul(r, self(r, gate), gain, out=out)
-            torch.add(z, out, out=image)
-            return
-        linear: Any = self.linear[0]
-        weight = beside_identity(linear.weight.flatten(1), gain)
-        count, side = in_cache(z), self.sides[1]
-        if count == len(z):
-            r = f - z
-            # Into memory in one piece, where it is a third faster than into the place of p.
-            plain = torch.bmm(weight.expand(count, -1, -1), r.flatten(2)).view_as(r)
-            change = self._level(1, pooled(r, side), gate[1]).mul_(gain)
-            torch.add(z, add_squares(plain, change, side, out=out), out=image)
-            return
-        pieces = list(zip(*(t.split(count) for t in (z, f, out, image)), strict=True))
-        means, room = [], torch.empty_like(z[:count])
-        for z_, f_, out_, _ in pieces:
-            r = torch.sub(f_, z_, out=room[: len(z_)])
-            torch.bmm(weight.expand(len(r), -1, -1), r.flatten(2), out=out_.flatten(2))
-            means.append(pooled(r, side))
-        change = self._level(1, torch.cat(means), gate[1]).mul_(gain)
-        for (z_, _, out_, image_), part in zip(pieces, change.split(count), strict=True):
-            torch.add(z_, add_squares(out_, part, side), out=image_)
+        r = torch.sub(f[0], z[0], out=image[0])
+        torch.addcmul(r, self([r], gate)[0], gain, out=out[0])
+        torch.add(z[0], out[0], out=image[0])
 
-    def _level(self, i: int, x: Tensor, gate: Tensor | None) -> Tensor:
-        """The correction at one of the sides."""
-        if gate is None:
-            # Pointwise: as a product of matrices it is faster on CPU than as a convolution.
-            weight: Any = self.linear[i].weight
-            rows = weight.flatten(1).expand(x.shape[0], -1, -1)  # not len(x): traced, a number
-            return torch.bmm(rows, x.flatten(2)).unflatten(2, x.shape[2:])
-        return self.linear[i](x) + self.leave[i](gate * self.enter[i](x))
-
-    def inputs(self, r: Tensor) -> Tensor:
+    def inputs(self, r: list[Tensor], member: int = 0) -> Tensor:
         levels = []
-        for side, kernel in zip(self.sides, self.kernels, strict=True):
-            x = pooled(r, side)
-            patches = F.unfold(x, kernel, padding=kernel // 2).unflatten(2, x.shape[2:])
-            spread = patches.new_zeros(*patches.shape[:2], *r.shape[2:])
-            levels.append(add_squares(spread, patches, side))
-        return torch.cat(levels, dim=1).permute(0, 2, 3, 1).flatten(0, 2)
+        for side in self.sides:
+            x = pooled(r[0], side)
+            levels.append(spread(F.unfold(x, 3, padding=1).unflatten(2, x.shape[2:]), side, r[0]))
+        return pixel_rows(torch.cat(levels, dim=1))
 
-    def outputs(self, r: Tensor) -> Tensor:
-        return r.permute(0, 2, 3, 1).flatten(0, 2)
+    def outputs(self, r: list[Tensor], member: int = 0) -> Tensor:
+        return pixel_rows(r[0])
 
-    def set_linear(self, weight: Tensor) -> None:
+    def set_linear(self, weight: Tensor, member: int = 0) -> None:
         layers: list[Any] = list(self.linear)
         sizes = [layer.weight[0].numel() for layer in layers]
         for layer, part in zip(layers, weight.split(sizes, dim=1), strict=True):
             layer.weight.data.copy_(part.reshape(layer.weight.shape))
+
+
+class PyramidBlock(nn.Module):
+    """Images of many channels, of one resolution or several: each pixel by itself, and all of them on one coarse grid.
+
+    The residuals' means over squares, those of all resolutions side by side, are m; N(r) of a resolution is W r and, on
+    each square, its share of A m + V (gate * U m). A convolution at full resolution would cost as much as a step.
+    """
+
+    def __init__(self, groups: Sequence[Group], sides: Sequence[int]):
+        super().__init__()
+        self.sides, self.widths = list(sides), [group.width for group in groups]
+        total = sum(self.widths)
+        hidden = gated_features(total)
+        self.pixels = nn.ParameterList(torch.zeros(w, w) for w in self.widths)
+        self.linear = zeroed(nn.Linear(total, total, bias=False))
+        self.enter = nn.Linear(total, hidden, bias=False)
+        self.leave = zeroed(nn.Linear(hidden, total, bias=False))
+        self.gates = nn.Linear(sum(group.source_features for group in groups) + total, hidden)
+
+    @classmethod
+    def sides_of(cls, images: Sequence[Tensor]) -> list[int] | None:
+        """The sides of squares that bring all images (B, C, H, W) to one grid; None if there are none."""
+        if len({image.shape[2:] for image in images}) == 1:
+            return [SQUARE] * len(images)
+        least = min(image.shape[2] for image in images)
+        sides = [image.shape[2] // least for image in images]
+        grids = {
+            tuple(-(-size // side) for size in image.shape[2:])
+            for image, side in zip(images, sides, strict=True)
+        }
+        return sides if len(grids) == 1 else None
+
+    def share(self, sources: list[list[Tensor]]) -> Tensor | None:
+        seen = [
+            pooled(source, side)
+            for own, side in zip(sources, self.sides, strict=True)
+            for source in own
+        ]
+        if not seen:
+            return None
+        context = torch.cat(seen, dim=1)
+        known = self.gates.weight[:, : context.shape[1]]
+        return channels(known, context) + self.gates.bias[:, None, None]
+
+    def gate(self, z: list[Tensor], share: Tensor | None) -> Tensor:
+        own = channels(self.gates.weight[:, -sum(self.widths) :], self._means(z))
+        return F.relu(own + (self.gates.bias[:, None, None] if share is None else share))
+
+    def forward(self, r: list[Tensor], gate: Tensor) -> list[Tensor]:
+        changes = self._change(self._means(r), gate).split(self.widths, dim=1)
+        return [
+            add_squares(channels(weight, part), change, side)
+            for weight, part, change, side in zip(self.pixels, r, changes, self.sides, strict=True)
+        ]
+
+    def _means(self, arrays: Sequence[Tensor]) -> Tensor:
+        """(B, F, rows, columns) of the coarse grid, all resolutions side by side."""
+        means = [pooled(array, side) for array, side in zip(arrays, self.sides, strict=True)]
+        return means[0] if len(means) == 1 else torch.cat(means, dim=1)
+
+    def _change(self, means: Tensor, gate: Tensor) -> Tensor:
+        """What the coarse grid adds."""
+        both = channels(torch.cat([self.linear.weight, self.enter.weight]), means)
+        plain, entered = both.split([self.linear.out_features, self.enter.out_features], dim=1)
+        return plain + channels(self.leave.weight, gate * entered)
+
+    def corrected(
+        self,
+        z: list[Tensor],
+        f: list[Tensor],
+        gate: Tensor,
+        gain: Tensor,
+        out: list[Tensor],
+        image: list[Tensor],
+    ) -> None:
+        plains, means = [], []
+        for z_, f_, out_, weight, side in zip(z, f, out, self.pixels, self.sides, strict=True):
+            plain, mean = self._pixels(beside_identity(weight, gain), z_, f_, out_, side)
+            plains.append(plain)
+            means.append(mean)
+        changes = self._change(torch.cat(means, dim=1), gate).mul_(gain).split(self.widths, dim=1)
+        for z_, plain, change, side, out_, image_ in zip(
+            z, plains, changes, self.sides, out, image, strict=True
+        ):
+            count = in_cache(z_)
+            for pieces in zip(
+                *(t.split(count) for t in (z_, plain, change, out_, image_)), strict=True
+            ):
+                start, total, part, place, moved = pieces
+                torch.add(start, add_squares(total, part, side, out=place), out=moved)
+
+    @staticmethod
+    def _pixels(
+        weight: Tensor, z: Tensor, f: Tensor, out: Tensor, side: int
+    ) -> tuple[Tensor, Tensor]:
+        """The weight times r = f - z, and the means of r; what is large is written to `out`, some samples at a time."""
+        count = in_cache(z)
+        if count == len(z):
+            r = f - z
+            # Into memory in one piece, where it is a third faster than into the place of p.
+            return channels(weight, r), pooled(r, side)
+        means, room = [], torch.empty_like(z[:count])
+        for z_, f_, out_ in zip(*(t.split(count) for t in (z, f, out)), strict=True):
+            r = torch.sub(f_, z_, out=room[: len(z_)])
+            torch.bmm(weight.expand(len(r), -1, -1), r.flatten(2), out=out_.flatten(2))
+            means.append(pooled(r, side) if side > 1 else r.clone())
+        return out, torch.cat(means)
+
+    def inputs(self, r: list[Tensor], member: int = 0) -> Tensor:
+        squares = spread(self._means(r), self.sides[member], r[member])
+        return pixel_rows(torch.cat([r[member], squares], dim=1))
+
+    def outputs(self, r: list[Tensor], member: int = 0) -> Tensor:
+        return pixel_rows(r[member])
+
+    def set_linear(self, weight: Tensor, member: int = 0) -> None:
+        own, coarse = weight.split([self.widths[member], sum(self.widths)], dim=1)
+        self.pixels[member].data.copy_(own)
+        self.linear.weight.data.split(self.widths)[member].copy_(coarse)
+
+
+def channels(weight: Tensor, x: Tensor) -> Tensor:
+    """W x of the channels of images; as a product of matrices it is faster on CPU than as a convolution."""
+    rows = weight.expand(x.shape[0], -1, -1)  # not len(x): traced, a number
+    return torch.bmm(rows, x.flatten(2)).unflatten(2, x.shape[2:])
+
+
+def pixel_rows(x: Tensor) -> Tensor:
+    """(B, C, H, W) as rows (B H W, C)."""
+    return x.permute(0, 2, 3, 1).flatten(0, 2)
+
+
+def spread(x: Tensor, side: int, like: Tensor) -> Tensor:
+    """The numbers of a coarse grid at each pixel of their squares, on images of the size of `like`."""
+    return add_squares(x.new_zeros(*x.shape[:2], *like.shape[2:]), x, side)
 
 
 def in_cache(z: Tensor) -> int:

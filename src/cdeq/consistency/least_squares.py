@@ -192,20 +192,26 @@ def fit_correction(
     correction: Any = student.correction
     if not hasattr(correction, "blocks"):
         return  # one of the user's own, which gradients alone train
-    fits = [(Regression(), Regression()) for _ in correction.blocks]
-    for number, batch in enumerate(batches):
-        kept = 1 if number % 4 == 3 else 0
+    parts = [
+        (block, number, member)
+        for number, block in enumerate(correction.blocks)
+        for member in range(len(correction.members[number]))
+        if getattr(
+            block, "dense", True
+        )  # else it has too many features for a map between all of them
+    ]
+    fits = [(Regression(), Regression()) for _ in parts]
+    for place, batch in enumerate(batches):
+        kept = 1 if place % 4 == 3 else 0
         for r, missing in _pairs(student, batch, steps, floor):
-            for pair, group, block in zip(fits, correction.groups, correction.blocks, strict=True):
-                pair[kept].add(
-                    block.inputs(joined(group, r)), block.outputs(joined(group, missing))
-                )
-    for (fit, held_out), block in zip(fits, correction.blocks, strict=True):
-        if not getattr(block, "dense", True):
-            continue  # too many features for a map between all of them
-        best = best_fit(fit, held_out)
+            seen, wanted = correction.arrays(r), correction.arrays(missing)
+            for pair, (block, number, member) in zip(fits, parts, strict=True):
+                inputs = block.inputs(seen[number], member)
+                pair[kept].add(inputs, block.outputs(wanted[number], member))
+    for pair, (block, _, member) in zip(fits, parts, strict=True):
+        best = best_fit(*pair)
         if best is not None:
-            block.set_linear(best)
+            block.set_linear(best, member)
 
 
 def _pairs(

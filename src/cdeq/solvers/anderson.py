@@ -24,8 +24,8 @@ FADING = 0.5
 def running_sums(products: Tensor) -> Tensor:
     """sum_{j <= i} FADING^(i - j) products_j, of (B, L, n): what is near counts, and nothing that comes later.
 
-    A position's error hardly knows of those far before it: weights of its own neighbourhood bring it nearer than those of
-    all positions up to it.
+    A position's error hardly knows of those far before it: weights made of its own neighbourhood bring it nearer than
+    those of all positions up to it.
     """
     place = torch.arange(products.shape[1], device=products.device)
     behind = place[:, None] - place
