@@ -1,27 +1,32 @@
 """Where to spend a given time: on a start network, a leap, a correction, or one more evaluation?
 
     python bench/frontier.py [--tasks images text graph] [--tables results/small/table1.json ...] [--json FILE]
+    python bench/frontier.py --exported --no-variants  # the same methods as ONNX files, under onnxruntime
 
 For each demo task one teacher; students of the recipes `warm_start`, `anchored` and `corrected` as the demo has them,
 `corrected` with a leap, and `warm_start` and `corrected` with start networks of a fraction and of a multiple of the
 usual size. Distances at 0 (a student's start alone) to 12 evaluations, and the median seconds of each, all methods in
 turns in one run. The table shows, for the time that Picard takes for k evaluations, how near each method comes in it;
 a line below it, how `corrected` stands beside the best of the others over all these times. `--tables` shows the same
-for tables that `cdeq reproduce` has written.
+for tables that `cdeq reproduce` has written. Eager, calling a function of so small a map costs as much as what it
+computes; `--exported` times what is deployed: each method at each count as a file of its own, the plain solvers too.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 from torch import nn
 
-from cdeq import distill
+from cdeq import Student, distill
 from cdeq.consistency.recipes import Recipe
 from cdeq.demo.run import train_teacher
 from cdeq.demo.task import Task
@@ -32,6 +37,7 @@ from cdeq.evaluation import (
     Results,
     compare,
     find_equilibria,
+    median_times,
     provenance,
     solver_method,
     student_method,
@@ -44,6 +50,9 @@ from cdeq.models.graph.start import PropagatedStart
 from cdeq.models.text.transformer import CausalConvStart
 from cdeq.models.vision.conv import ConvStart
 from common import Measurement, Options, markdown_table
+from subjects import named_inputs, session_of
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before onnxruntime is imported
 
 COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12)
 SHOWN = (1, 2, 3, 5, 8, 12)
@@ -74,15 +83,42 @@ class FrontierOptions(Options):
     """Results of tables that are shown too; each has its own commit and hardware."""
     runs: Path = Path("runs/bench/frontier")
     """Where trained teachers are kept."""
+    variants: bool = True
+    """With a leap and other start networks, beside the recipes as they are."""
+    exported: bool = False
+    """Time ONNX files under onnxruntime, not eager models."""
 
 
-def students(task: Task, teacher: Any) -> dict[str, Method]:
+def plain_student(teacher: Any, x: Any, **history: Any) -> Student:
+    """A plain solver from the teacher's start, as a student that learns nothing: so it can be exported."""
+    recipe = Recipe(name="plain", schedule="leap", leap=0, start="teacher", **history)
+    return Student.for_example(teacher, recipe, x).eval()
+
+
+@torch.no_grad()
+def exported_seconds(
+    students: dict[str, Student], x: Any, repeats: int, threads: int
+) -> dict[tuple[str, int], float]:
+    """Median seconds from input to output for each student and count, all in turns."""
+    arrays = {name: tensor.numpy() for name, tensor in named_inputs(x).items()}
+    works: dict[Any, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, student in students.items():
+            for count in COUNTS[1:]:
+                path = Path(folder) / f"{len(works)}.onnx"
+                student.export(path, x, count, check=False)
+                run = session_of(path, threads).run
+                works[name, count] = lambda run=run: lambda: run(None, arrays)
+        return {key: times[0] for key, times in median_times(works, repeats).items()}
+
+
+def students(task: Task, teacher: Any, variants: bool) -> dict[str, Student]:
     """All students that are compared, by name."""
-    made: dict[str, Method] = {}
+    made: dict[str, Student] = {}
 
     def add(name: str, recipe: str, start: nn.Module | None = None, **changes: Any) -> None:
         config = task.students[recipe]
-        student = distill(
+        made[name] = distill(
             teacher,
             task.distilling,
             recipe=Recipe.from_name(recipe, **{**config.changes, **changes}),
@@ -91,10 +127,11 @@ def students(task: Task, teacher: Any) -> dict[str, Method]:
             tol=task.distill_tol,
             start_network=start,
         )
-        made[name] = replace(student_method(student), counts=COUNTS)
 
     for recipe in ("anchored", "warm_start", "corrected"):
         add(recipe, recipe)
+    if not variants:
+        return made
     add("corrected, leap", "corrected", leap=1)
     for size, start in STARTS[task.name].items():
         for recipe in ("warm_start", "corrected"):
@@ -102,16 +139,18 @@ def students(task: Task, teacher: Any) -> dict[str, Method]:
     return made
 
 
-def measure(task: Task, runs: Path, repeats: int) -> Results:
+def measure(task: Task, options: FrontierOptions) -> Results:
     """All methods on one task, in one run."""
-    teacher, training = train_teacher(task, runs / task.name, 0)
+    teacher, training = train_teacher(task, options.runs / task.name, 0)
     found = find_equilibria(teacher, task.test, task.metric)  # type: ignore[arg-type]
-    methods = {
+    methods: dict[str, Method] = {
         name: solver_method(teacher, solver, counts=COUNTS[1:])  # type: ignore[arg-type]
         for name, solver in SOLVERS.items()
     }
+    made = students(task, teacher, options.variants)
+    methods |= {name: replace(student_method(one), counts=COUNTS) for name, one in made.items()}
     rows = compare(
-        methods | students(task, teacher),
+        methods,
         teacher,  # type: ignore[arg-type]
         task.test,
         found.states,
@@ -119,8 +158,15 @@ def measure(task: Task, runs: Path, repeats: int) -> Results:
         dataset=task.dataset,
         seed=0,
         counts=COUNTS,
-        repeats=repeats,
+        repeats=options.repeats,
     )
+    if options.exported:
+        x = task.test[0][0]
+        made["picard"] = plain_student(teacher, x)
+        made["anderson"] = plain_student(teacher, x, history="anderson", window=5)
+        seconds = exported_seconds(made, x, options.repeats, options.threads)
+        timed = ((row, seconds.get((row.method, row.steps or 0))) for row in rows)
+        rows = [replace(row, seconds=found) for row, found in timed if found is not None]
     return Results(
         experiment=f"frontier-{task.name}",
         scale="tiny",
@@ -210,7 +256,7 @@ def main() -> None:
         if isinstance(made, Path):
             results = Results.from_json(made)
         else:
-            results = measure(made(0), options.runs, options.repeats)
+            results = measure(made(0), options)
             rows += [asdict(row) for row in results.rows]
         shown += [(results, dataset) for dataset in results.datasets]
         pages = [table(*one) for one in shown]

@@ -1,6 +1,8 @@
 """For all tests: long ones first, one thread, the same random numbers whatever ran before, no deadlines."""
 
+import importlib
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for processes of ours
 
@@ -39,6 +41,14 @@ def pytest_runtest_call(item):
     """Again: some fixtures were made for an earlier test, and others now."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """bench(name): the module of a benchmark, which leaves the number of threads as it is."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "bench")
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    return importlib.import_module
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The benchmarks as `make bench` runs them, on maps that take no time."""
 
 import copy
-import importlib
 import io
 import json
 import math
@@ -18,7 +17,6 @@ import pytest
 import torch
 from rich.console import Console
 
-import builders
 import cdeq
 import deq_texts
 import mdeqs
@@ -37,14 +35,6 @@ from test_demo import toy_task
 from test_evaluation import batches, contraction
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    """bench(name): the module of a benchmark, which leaves the number of threads as it is."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    return importlib.import_module
 
 
 def test_bench_steps_times_the_rollout_of_every_recipe(bench, tmp_path, monkeypatch, capsys):
@@ -509,25 +499,3 @@ def test_inputs_for_the_zoo_are_as_many_as_asked(bench, batch):
         for key, tensor in subjects.named_inputs(x).items():
             assert len(tensor) == samples or key.startswith("adjacency")
         assert student(x, steps=1).isfinite().all()
-
-
-def test_the_frontier_of_a_table_compares_what_can_be_had_at_the_same_time(
-    bench, tmp_path, monkeypatch, capsys
-):
-    """Corrected has its first answer at 1.5; at 2 the best other is Anderson, of another equilibrium is `few_step`."""
-    found = [("picard", 1, 1.0, 0.5), ("picard", 2, 2.0, 0.2), ("picard", 3, 3.0, 0.1)]
-    found += [("anderson", 1, 1.1, 0.4), ("anderson", 2, 2.0, 0.06), ("few_step", 1, 1.0, 1e-9)]
-    found += [("corrected", 1, 1.5, 0.12), ("corrected", 2, 2.5, 0.01)]
-    rows = [builders.row(name, k, seconds=t, distance=d) for name, k, t, d in found]
-    same = {"same_equilibrium": ["picard", "anderson", "corrected"]}
-    builders.results(*rows, page=same).to_json(tmp_path / "table.json")
-    arguments = ["frontier.py", "--tasks", "--tables", str(tmp_path / "table.json")]
-    arguments += ["--json", str(tmp_path / "frontier.json")]
-    monkeypatch.setattr(sys, "argv", arguments)
-    bench("frontier").main()
-    page = (tmp_path / "frontier.md").read_text()
-    assert "| corrected | – | 0.12 (1) | **0.01 (2)** |" in page
-    assert "From the time of 1.5 evaluations of Picard on, corrected is at worst 2.00 times" in page
-    assert "(anderson, in the time of 2.0)" in page
-    assert "few_step" not in page
-    assert (tmp_path / "frontier.png").stat().st_size > 5_000
