@@ -11,6 +11,7 @@ import torch
 import mdeqs
 from cdeq import FitConfig, Recipe, Student, distill
 from cdeq.consistency.least_squares import fit_start
+from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.selection import MOST_HELD_OUT, Selection, held_out_count
 from cdeq.equilibrium.states import map_state, relative_distance, tensors_of
 from cdeq.models import IGNN
@@ -27,7 +28,7 @@ def recorded(teacher, x):
     z = teacher.start(teacher.inject(x))
     for _ in range(200):
         z = teacher.step(z, teacher.inject(x))
-    return SimpleNamespace(x=x, endpoint=z.detach())
+    return SimpleNamespace(x=x, y=None, endpoint=z.detach())
 
 
 @pytest.fixture
@@ -147,11 +148,33 @@ def test_few_batches_are_all_trained_on(batches, kept):
     assert held_out_count(batches) == kept
 
 
+def test_with_labels_a_stage_is_judged_by_the_loss_itself(judged):
+    """What helps the answers may leave the student farther away: kept; what harms both is undone."""
+    student, selection = judged
+    [batch] = selection.batches()
+    objective = DistillationObjective(student, None, 0)
+    assert selection.loss(objective) == pytest.approx(float(objective(batch, 0)[0].detach()))
+    best = selection.best
+    losses = iter([3.0, 2.0])
+    selection.attempt("whole", lambda: shift(student, 0.5), score=lambda: next(losses))
+    assert selection.undone == []
+    assert student.start_network.networks[0].outer.linear.bias.any()
+    assert selection.best == selection.score() > best
+    losses = iter([2.0, 2.5, 2.4])
+    kept = student.start_network.networks[0].outer.linear.bias.clone()
+    ways = [lambda: shift(student, 5.0), lambda: shift(student, 1.0)]
+    selection.attempt("whole", *ways, score=lambda: next(losses))
+    assert selection.undone == ["whole"]
+    assert torch.equal(student.start_network.networks[0].outer.linear.bias, kept)
+
+
+@pytest.mark.parametrize("labels", [{}, {"lambda_2": 0.5, "task_until": 1.0}])
 @pytest.mark.parametrize("recipe", ["corrected", "warm_start"])
-def test_a_rate_that_is_far_too_high_harms_no_student(recipe, no_plan):
+def test_a_rate_that_is_far_too_high_harms_no_student(recipe, labels, no_plan):
     """With it, gradients can only destroy what was fitted in closed form."""
     changes = {k: v for k, v in QUICK.items() if recipe == "corrected" or "correction" not in k}
-    given = {"recipe": Recipe.from_name(recipe, **changes), "max_steps": 200, "task_loss": None}
+    given = {"recipe": Recipe.from_name(recipe, **changes, **labels), "max_steps": 200}
+    given |= {} if labels else {"task_loss": None}
     sane = distill(Tanh(), batches(8), fit=FitConfig(updates=20), **given)
     wild = distill(Tanh(), batches(8), fit=FitConfig(updates=20, learning_rate=10.0), **given)
     assert "whole" in wild.report.undone
@@ -164,7 +187,7 @@ def test_a_rate_that_is_far_too_high_harms_no_student(recipe, no_plan):
         for name, student in (("sane", sane), ("wild", wild), ("plain", untrained(Tanh())))
     }
     assert far["wild"] < far["plain"]
-    assert far["sane"] <= far["wild"]
+    assert labels or far["sane"] <= far["wild"]
 
 
 KINDS = {

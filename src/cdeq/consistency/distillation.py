@@ -46,8 +46,10 @@ STEPS = {"full": MAX_STEPS, "endpoint": 20 * MAX_STEPS}
 """Budget of a recorded solve. One to an equilibrium stops when its estimated error is within the tolerance."""
 POLISHED = {"student.correction.": 1 / 3, "student.gains": 1 / 3}
 """The learning rate of corrections that were trained before, relative to that of the rest."""
-SLOWER = 0.1
-"""Of the learning rate, where a stage did harm at the full one: how large a step may be depends on the map."""
+RATES = {".": 1.0, "slow": 0.3, "slower": 0.1}
+"""Shares of the learning rate, by the folder of a training: where a stage does harm at one, the next is tried.
+
+How large a step may be depends on the map, and now and then on the seed."""
 START_BATCHES, FITTED_BATCHES = 32, 8
 """Batches that the last layers of a start, and the linear part of a correction, are fitted on."""
 NOT_CONVERGED = 0.1
@@ -293,7 +295,7 @@ def _fit_student(
             how = replace(slowed(config, rate), updates=updates, warmup_updates=0)
             train(f"the {name}", objective(objective_now()), how, place)
 
-        attempt(name, partial(at, 1.0, name), partial(at, SLOWER, f"{name}-slower"))
+        attempt(name, partial(at, 1.0, name), partial(at, RATES["slower"], f"{name}-slower"))
 
     def whole(rate: float, place: str) -> None:
         objective = objective_now()
@@ -322,12 +324,13 @@ def _fit_student(
         part("correction", CorrectionObjective, recipe.correction_updates)
     if selection is not None and student.correction is not None:
         selection.drop_useless_correction()
-    if recipe.lambda_2 or recipe.agreement:
-        whole(
-            1.0, "."
-        )  # labels and answers are no distances: what it learns of them is not judged by one
+    ways = [partial(whole, rate, place) for place, rate in RATES.items()]
+    if selection is not None and (recipe.lambda_2 or recipe.agreement):
+        # Labels and answers are no distances: what it learns of them is judged by the loss itself.
+        judge = objective_now()
+        selection.attempt("whole", *ways, score=partial(selection.loss, judge))
     else:
-        attempt("whole", partial(whole, 1.0, "."), partial(whole, SLOWER, "slower"))
+        attempt("whole", *ways)
     if selection is not None and selection.undone:
         student.report = replace(student.report, undone=tuple(selection.undone))
         if rank == 0:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from cdeq.equilibrium.states import relative_distance
 from cdeq.training.parallel import from_main_process
@@ -47,20 +48,28 @@ class Selection:
         self.undone: list[str] = []
         self.best = self.score()
 
-    def attempt(self, name: str, *ways: Callable[[], object]) -> None:
-        """Train in the first of these ways that helps; where none does, the student stays as it was."""
+    def attempt(
+        self, name: str, *ways: Callable[[], object], score: Callable[[], float] | None = None
+    ) -> None:
+        """Train in the first of these ways that helps; where none does, the student stays as it was.
+
+        `score`: what is to fall, where it is not the distance alone.
+        """
         parts = self.student.own_parts()
         before = {key: value.clone() for key, value in parts.state_dict().items()}
+        at_first = self.best if score is None else score()
         for way in ways:
-            score = self._score_after(way, last=way is ways[-1])
-            LOGGER.debug("stage %s: log distance %.3f, before %.3f", name, score, self.best)
-            if score <= self.best:
-                self.best = score
+            found = self._score_after(way, score or self.score, last=way is ways[-1])
+            LOGGER.debug("stage %s: score %.3f, before %.3f", name, found, at_first)
+            if found <= at_first:
+                self.best = found if score is None else self.score()
                 return
             parts.load_state_dict(before)
         self.undone.append(name)
 
-    def _score_after(self, way: Callable[[], object], *, last: bool) -> float:
+    def _score_after(
+        self, way: Callable[[], object], score: Callable[[], float], *, last: bool
+    ) -> float:
         """Infinite where gradients were not finite, unless that is the last word."""
         try:
             way()
@@ -68,7 +77,7 @@ class Selection:
             if last:
                 raise
             return math.inf
-        return self.score()
+        return score()
 
     def drop_useless_correction(self) -> None:
         """A correction that brings the student no nearer than plain steps only costs time: it is left out."""
@@ -101,4 +110,15 @@ class Selection:
         weights = [j**-recipe.early for j in range(1, steps + 1)]
         logs = [math.log(max(total / samples, self.floor)) for total in sums[1:]]
         total = sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights)
-        return from_main_process(math.inf if math.isnan(total) else total)
+        return _the_same_for_all(total)
+
+    @torch.no_grad()
+    def loss(self, objective: nn.Module) -> float:
+        """The mean of what a training minimises: with labels, a student may gain what its distance does not show."""
+        found = [float(objective(batch, number)[0]) for number, batch in enumerate(self.batches())]
+        return _the_same_for_all(sum(found) / len(found))
+
+
+def _the_same_for_all(score: float) -> float:
+    """Of the first process; infinite where it is no number."""
+    return from_main_process(math.inf if math.isnan(score) else score)
