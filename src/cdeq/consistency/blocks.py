@@ -341,9 +341,10 @@ class PyramidBlock(nn.Module):
 
 
 def channels(weight: Tensor, x: Tensor) -> Tensor:
-    """W x of the channels of images; as a product of matrices it is faster on CPU than as a convolution."""
-    rows = weight.expand(x.shape[0], -1, -1)  # not len(x): traced, a number
-    return torch.bmm(rows, x.flatten(2)).unflatten(2, x.shape[2:])
+    """W x of the channels of images; eager, as a product of matrices it is faster on CPU than as a convolution."""
+    if torch.compiler.is_compiling():
+        return F.conv2d(x, weight[:, :, None, None])
+    return torch.bmm(weight.expand(len(x), -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
 
 
 def pixel_rows(x: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_STUDENT_STEPS = 2
 """Steps before the first check, for a student without a plan."""
+WORTH = 0.85
+"""Corrections take part in solves if they cut the evaluations to this share: a corrected step costs that much more."""
 Level = Literal["error", "residual", "bound"]
 """What a tolerance may bound."""
 
@@ -260,7 +262,7 @@ def plan_handover(
     """For each tolerance, the number of student steps that gives the fewest evaluations in all.
 
     A solve passes the loose tolerances on its way to the tightest, so one for each number serves them all. A student
-    that is a solver needs no plan, unless its corrections save nothing: then it plans none of them.
+    that is a solver needs no plan, unless its corrections save too little: then it plans none of them.
     """
     prepared = [student.prepare(x) for x in inputs]
     tried = (tolerances, max_steps)
@@ -272,7 +274,7 @@ def plan_handover(
             sum(sum(_spent(student, one, replace(solver, corrects=c), *tried)) for one in prepared)
             for c in (True, False)
         )
-        return {} if corrected < plain else dict.fromkeys(tolerances, 0)
+        return {} if corrected <= WORTH * plain else dict.fromkeys(tolerances, 0)
     costs = {tol: [0] * (most + 1) for tol in tolerances}
     for one in prepared:
         start = student.teacher.start(one.base)

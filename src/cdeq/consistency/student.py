@@ -410,7 +410,7 @@ class Student(nn.Module):
 
     @property
     def corrects_solves(self) -> bool:
-        """Whether its solves use its corrections: not where they were found to save no evaluations."""
+        """Whether its solves use its corrections: not where they were found to save too few evaluations."""
         return self.correction is not None and (not self.plan or any(self.plan.values()))
 
     def as_solver(self) -> StudentSolver:
