@@ -77,11 +77,12 @@ bench-deploy: $(READY)
 bench-students: $(READY)
 	$(BIN)/python bench/strangers.py --json runs/bench/strangers.json
 	$(BIN)/python bench/frontier.py --json runs/bench/frontier.json
+	$(BIN)/python bench/frontier.py --exported --no-variants --json runs/bench/frontier_exported.json
 	$(BIN)/python bench/certificate.py --parts coverage proven slow --students runs/bench/students --json runs/bench/certificate.json
 	$(BIN)/python bench/certificate.py --parts solving compaction training --students runs/bench/students --json runs/bench/certificate_times.json
 	$(BIN)/python bench/generation.py --json runs/bench/generation.json
 	mkdir -p results/bench
-	cp runs/bench/strangers.* runs/bench/frontier.* runs/bench/certificate*.* runs/bench/generation.* results/bench/
+	cp runs/bench/strangers.* runs/bench/frontier*.* runs/bench/certificate*.* runs/bench/generation.* results/bench/
 
 # The page to play with, web/dist/index.html; the first time it trains the model of the images demo, for some minutes.
 web: $(READY)

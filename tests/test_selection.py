@@ -107,6 +107,37 @@ def test_gradients_that_are_not_finite_are_an_error_only_where_nothing_else_is_l
         selection.attempt("whole", fails, fails)
 
 
+def test_a_training_that_is_thrown_off_is_ended_at_once_and_the_next_way_tried(judged):
+    student, selection = judged
+    batch = next(iter(selection.batches()))
+    done = []
+
+    def thrown(size):
+        shift(student, size)
+        selection.require_its_hold()
+        done.append(size)
+
+    selection.require_its_hold()
+    ways = [lambda: thrown(50.0), lambda: thrown(1e-4), lambda: fit_start(student, [batch])]
+    selection.attempt("whole", *ways)
+    assert done == [1e-4]  # which is let go on
+    assert selection.undone == []
+    selection.attempt("whole", lambda: thrown(50.0))
+    assert selection.undone == ["whole"]
+    assert student.start_network.networks[0].outer.linear.bias.detach().abs().max() < 10
+
+
+def test_the_last_stage_is_looked_at_early(no_plan, caplog):
+    """A rate that is too high throws it off within the first eighth; a lower one is taken."""
+    caplog.set_level("DEBUG", logger="cdeq")
+    recipe = Recipe.from_name("warm_start", start_updates=20)
+    given = {"recipe": recipe, "max_steps": 200, "task_loss": None}
+    distill(Tanh(), batches(8), fit=FitConfig(updates=100, learning_rate=0.3), **given)
+    scores = [m for m in caplog.messages if m.startswith("stage whole")]
+    assert scores[0].startswith("stage whole: score inf")
+    assert len(scores) > 1
+
+
 def test_states_that_are_not_finite_are_undone(judged):
     student, selection = judged
     selection.attempt("start", lambda: shift(student, math.nan))

@@ -50,6 +50,8 @@ RATES = {".": 1.0, "slow": 0.3, "slower": 0.1}
 """Shares of the learning rate, by the folder of a training: where a stage does harm at one, the next is tried.
 
 How large a step may be depends on the map, and now and then on the seed."""
+EARLY, LONG = 8, 100
+"""A training of so many updates or more is looked at after the first of as many parts of it."""
 START_BATCHES, FITTED_BATCHES = 32, 8
 """Batches that the last layers of a start, and the linear part of a correction, are fitted on."""
 NOT_CONVERGED = 0.1
@@ -299,12 +301,19 @@ def _fit_student(
 
     def whole(rate: float, place: str) -> None:
         objective = objective_now()
+
+        def after_update(update: int) -> None:
+            objective.update_average()
+            is_early = config.updates >= LONG and update + 1 == config.updates // EARLY
+            if selection is not None and is_early:
+                selection.require_its_hold()
+
         train(
             recipe.name,
             objective,
             slowed(config, rate),
             place,
-            after_update=lambda update: objective.update_average(),
+            after_update=after_update,
             factors=POLISHED if recipe.correction_updates else None,
         )
 

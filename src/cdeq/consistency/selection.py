@@ -25,6 +25,8 @@ LOGGER = logging.getLogger("cdeq")
 
 REACH = 2
 """The judged rollout is so many times as long as that of training: what helps at first may harm later."""
+THROWN = 0.3
+"""A training that soon has the log distance so much larger than before was thrown off by its first updates."""
 HELD_OUT_SHARE, MOST_HELD_OUT = 8, 4
 """One recorded batch in so many is kept for judging, and no more than so many in all."""
 
@@ -32,6 +34,10 @@ HELD_OUT_SHARE, MOST_HELD_OUT = 8, 4
 def held_out_count(batches: int) -> int:
     """How many recorded batches are judged on and not trained on; 0 where there are too few to spare any."""
     return min(batches // HELD_OUT_SHARE, MOST_HELD_OUT)
+
+
+class ThrownOff(ArithmeticError):
+    """A training that at its beginning undid what was learned before it."""
 
 
 class Selection:
@@ -70,14 +76,21 @@ class Selection:
     def _score_after(
         self, way: Callable[[], object], score: Callable[[], float], *, last: bool
     ) -> float:
-        """Infinite where gradients were not finite, unless that is the last word."""
+        """Infinite where gradients were not finite, unless that is the last word, and where it was thrown off."""
         try:
             way()
         except FloatingPointError:
             if last:
                 raise
             return math.inf
+        except ThrownOff:
+            return math.inf
         return score()
+
+    def require_its_hold(self) -> None:
+        """Refuse a training that has just been thrown off: it would spend its time on what was known before it."""
+        if self.score() > self.best + THROWN:
+            raise ThrownOff
 
     def drop_useless_correction(self) -> None:
         """A correction that brings the student no nearer than plain steps only costs time: it is left out."""
