@@ -1,5 +1,7 @@
 """Causal mixing: in a causal model no position of any state learns of a later token, in solvers and in students."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import causal_positions
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.solvers import Anderson
-from cdeq.solvers.anderson import FADING, anderson_weights, plain_sum, running_sums
+from cdeq.solvers.anderson import anderson_weights, plain_sum, running_sums
 from checks import as_it_is, numbers, solver_states
 from teachers import randomized, small_transformer
 
@@ -51,27 +53,42 @@ def leak(states, others):
 # The weights
 
 
-def test_the_weights_of_a_position_are_those_of_the_text_up_to_it_the_nearest_counting_most():
+@pytest.mark.parametrize("fading", [1.0, 0.5])
+def test_the_weights_of_a_position_are_those_of_the_text_up_to_it_the_nearest_counting_most(fading):
     residuals = numbers(3, 4, 5, 6)  # (B, n, L, D)
-    history = AndersonHistory(3, 1.0, batched=True, causal=True)
+    history = AndersonHistory(3, 1.0, batched=True, causal=True, fading=fading)
     alpha = history._weights(residuals.flatten(2), 5)
     assert alpha.shape == (3, 5, 4)
     for last in range(5):
-        counted = FADING ** (0.5 * (last - torch.arange(last + 1.0)))
+        counted = fading ** (0.5 * (last - torch.arange(last + 1.0)))
         seen = (residuals[:, :, : last + 1] * counted[:, None]).flatten(2)
         expected = anderson_weights(seen @ seen.mT, history.ridge)
         torch.testing.assert_close(alpha[:, last], expected)
     flat = residuals.flatten(2)  # (B, n, L D), as in the ring buffers
-    rows = Anderson(positions=5).products(flat[:, 0], flat)
+    rows = Anderson(positions=5, fading=fading).products(flat[:, 0], flat)
     own = (residuals[:, :1] * residuals).sum(3)  # (B, n, L)
     torch.testing.assert_close(rows[:, 0], own[..., 0])
-    torch.testing.assert_close(rows[:, 2], own[..., 2] + own[..., 1] / 2 + own[..., 0] / 4)
+    near, far = fading * own[..., 1], fading**2 * own[..., 0]
+    torch.testing.assert_close(rows[:, 2], own[..., 2] + near + far)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
-def test_running_sums_hold_the_plain_sum(length):
+@pytest.mark.parametrize("fading", [1.0, 0.5, 0.0])
+def test_running_sums_hold_the_plain_sum(length, fading):
     products = numbers(3, length, 4)
-    torch.testing.assert_close(plain_sum(running_sums(products)), products.sum(dim=1))
+    sums = running_sums(products, fading)
+    torch.testing.assert_close(plain_sum(sums, fading), products.sum(dim=1))
+    if fading == 1:
+        torch.testing.assert_close(sums, products.cumsum(dim=1))
+
+
+def test_a_model_says_how_its_positions_fade():
+    model, z = SimpleNamespace(causal=True), torch.zeros(2, 5, 3)
+    assert Anderson().for_input(model, None, z).fading == 1
+    model.fading = 0.5
+    assert Anderson().for_input(model, None, z) == Anderson(positions=5, fading=0.5)
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        Anderson(fading=2.0)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])

@@ -96,6 +96,7 @@ class BranchlessAnderson(GuardedAnderson):
     def __init__(self, history: AndersonHistory, window: int, z: State):
         self.batched, self.causal = history.batched, history.causal
         self.window, self.mixing, self.ridge = window, history.mixing, history.ridge
+        self.fading = history.fading
         self.features: int | None = None
         if isinstance(z, Tensor) and not history.batched:
             self.features = z.shape[-1]
@@ -190,8 +191,8 @@ class BranchlessAnderson(GuardedAnderson):
         return mixed
 
     def _summed(self, product: Tensor) -> Tensor:
-        """In double precision; of a causal model, over each position and those just before it."""
-        return running_sums(product.double()) if self.causal else product.double()
+        """In double precision; of a causal model, over the positions up to each."""
+        return running_sums(product.double(), self.fading) if self.causal else product.double()
 
     def _product(self, a: Tensor, b: Tensor) -> Tensor:
         """(B, P, 1); of a graph, which is one long sample, the sums of its nodes are added in double precision."""

@@ -64,10 +64,11 @@ class AndersonHistory(WindowHistory):
         batched: bool,
         ridge: float = 1e-6,
         causal: bool = False,
+        fading: float = 1.0,
     ):
         super().__init__()
         self.window, self.mixing, self.batched, self.ridge = window, mixing, batched, ridge
-        self.causal, self.spare = causal, Spare()
+        self.causal, self.fading, self.spare = causal, fading, Spare()
 
     def positions(self, z: State) -> int | None:
         """Positions that have mixing weights of their own; None for one set of weights for each sample."""
@@ -95,12 +96,12 @@ class AndersonHistory(WindowHistory):
         return layout.restore(mixed.to(z.dtype))
 
     def _weights(self, residuals: Tensor, positions: int | None) -> Tensor:
-        """alpha (B, n), or (B, L, n) for each position from those just before it."""
+        """alpha (B, n), or (B, L, n) for each position from the positions up to it."""
         if positions is None:
             return anderson_weights(residuals @ residuals.mT, self.ridge)
         parts = residuals.unflatten(2, (positions, -1)).movedim(2, 1)
         products = torch.matmul(parts, parts.mT)
-        gram = running_sums(products.flatten(2)).view_as(products)
+        gram = running_sums(products.flatten(2), self.fading).view_as(products)
         return anderson_weights(gram.flatten(0, 1), self.ridge).unflatten(0, gram.shape[:2])
 
 
@@ -156,6 +157,7 @@ class RunningAnderson:
             mixing=history.mixing,
             ridge=history.ridge,
             positions=history.positions(z),
+            fading=history.fading,
         )
 
     def __call__(self, z: State, h: State, memory: HistoryMemory) -> tuple[State, HistoryMemory]:

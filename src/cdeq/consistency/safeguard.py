@@ -3,7 +3,7 @@
 Every step measures the corrected residual p = f(z) - z + N(f(z) - z) of the state it leaves, sample by sample. A sample
 whose |p| has grown past its best, or hardly fallen for a while, is taken back to its best state, from where it goes on
 with the teacher's own steps under Anderson's method, without a further evaluation and without correction. In a causal
-model each position is judged by itself and those just before it, so that none learns of later ones. Shapes: B samples,
+model each position is judged by the positions up to it, so that none learns of later ones. Shapes: B samples,
 D numbers in each, P places that are judged: 1, or the positions of a causal model.
 """
 
@@ -139,11 +139,17 @@ class Safeguard:
         return self._flat(f) - self._flat(z)
 
     def _sizes(self, flat: Tensor) -> Tensor:
-        """Norms (B, P) of (B, D): of whole samples, or of each position with those just before it."""
+        """Norms (B, P) of (B, D): of whole samples, or of the positions up to each."""
         norms = torch.linalg.vector_norm(self.solver.rows(flat), dim=2)
         squares = norms.double().square()[..., None]
         return (
-            (squares if self.solver.positions is None else running_sums(squares)).squeeze(2).sqrt()
+            (
+                squares
+                if self.solver.positions is None
+                else running_sums(squares, self.solver.fading)
+            )
+            .squeeze(2)
+            .sqrt()
         )
 
     def _chosen(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cdeq.consistency.history import AndersonHistory, Spare
 from cdeq.consistency.safeguard import Guarded, Safeguard
-from cdeq.equilibrium.contract import Context, EquilibriumModel, causal_positions
+from cdeq.equilibrium.contract import Context, EquilibriumModel, causal_positions, fading_of
 from cdeq.equilibrium.states import (
     State,
     StateLayout,
@@ -71,7 +71,8 @@ class StudentSolver:
         return finite_or(self.student.changed_start(plain, context), plain, self.student.batched)
 
     def for_input(self, model: EquilibriumModel, context: Context, z0: State) -> StudentSolver:
-        solver = replace(self.solver, positions=causal_positions(model, z0))
+        positions, fading = causal_positions(model, z0), fading_of(model)
+        solver = replace(self.solver, positions=positions, fading=fading)
         layout = StateLayout.of(z0, self.student.batched)
         return replace(self, solver=solver, layout=layout, context=context)
 
@@ -168,7 +169,7 @@ class StudentSolver:
             size = self._guard.measured(k, z, fz, inner)
         else:
             size = self.solver.multiply(k, inner).double().sqrt()
-        whole = plain_sum(size.square()).sqrt().to(residual.dtype)
+        whole = plain_sum(size.square(), self.solver.fading).sqrt().to(residual.dtype)
         stretch = whole / row_norms(residual).clamp_min(1e-30)
         if isinstance(inner, Guarded):
             stretch = torch.where(inner.trusted.all(dim=1), stretch, memory.stretch)

@@ -53,7 +53,14 @@ from cdeq.consistency.solver import StudentSolver, like_start
 from cdeq.consistency.start import LearnedStart
 from cdeq.consistency.unrolling import UnrolledStudent
 from cdeq.consistency.weights import Deltas, mix_weights
-from cdeq.equilibrium.contract import Context, EquilibriumModel, Input, check_contract, is_batched
+from cdeq.equilibrium.contract import (
+    Context,
+    EquilibriumModel,
+    Input,
+    check_contract,
+    fading_of,
+    is_batched,
+)
 from cdeq.equilibrium.states import State, map_state, tensors_of
 from cdeq.equilibrium.trees import tensors_in
 from cdeq.placement import in_single, is_plain, not_cast, representative_tensor
@@ -100,7 +107,11 @@ class Student(nn.Module):
         )
         histories: dict[str, Callable[[], nn.Module]] = {
             "anderson": lambda: AndersonHistory(
-                recipe.window, recipe.mixing, self.batched, causal=getattr(teacher, "causal", False)
+                recipe.window,
+                recipe.mixing,
+                self.batched,
+                causal=getattr(teacher, "causal", False),
+                fading=fading_of(teacher),
             ),
             "mlp": lambda: MLPHistory(shapes.features, shapes.axes),
             "gru": lambda: GRUHistory(shapes.features, shapes.axes),

@@ -81,6 +81,11 @@ def causal_positions(model: EquilibriumModel, z: State) -> int | None:
     return None
 
 
+def fading_of(model: object) -> float:
+    """How much less a position counts for the mixing weights of each one further on: 1 unless a causal model says."""
+    return float(getattr(model, "fading", 1.0))
+
+
 def check_contract(model: object) -> EquilibriumModel:
     """The model itself; refuses, by name, an object that lacks one of the four methods."""
     missing = [

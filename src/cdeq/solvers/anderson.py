@@ -11,31 +11,29 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cdeq.equilibrium.contract import Context, EquilibriumModel, causal_positions
+from cdeq.equilibrium.contract import Context, EquilibriumModel, causal_positions, fading_of
 from cdeq.equilibrium.states import State, norm_dtype
 from cdeq.solvers.base import check_mixing
 
 PIECE = 1 << 14
 """Numbers whose products are added in single precision: more of them lose digits that the mixing weights need."""
-FADING = 0.5
-"""How much less a position counts for the mixing weights of each one further on, in a causal model."""
 
 
-def running_sums(products: Tensor) -> Tensor:
-    """sum_{j <= i} FADING^(i - j) products_j, of (B, L, n): what is near counts, and nothing that comes later.
+def running_sums(products: Tensor, fading: float) -> Tensor:
+    """sum_{j <= i} fading^(i - j) products_j, of (B, L, n): nothing of what comes later.
 
-    A position's error hardly knows of those far before it: weights made of its own neighbourhood bring it nearer than
-    those of all positions up to it.
+    Where a position's error hardly knows of those far before it, weights made of its own neighbourhood bring it nearer
+    than those of all positions up to it.
     """
     place = torch.arange(products.shape[1], device=products.device)
     behind = place[:, None] - place
-    shares = torch.where(behind < 0, 0.0, FADING ** behind.clamp_min(0).to(products.dtype))
+    shares = torch.where(behind < 0, 0.0, fading ** behind.clamp_min(0).to(products.dtype))
     return torch.matmul(shares.to(products.dtype), products)
 
 
-def plain_sum(running: Tensor) -> Tensor:
+def plain_sum(running: Tensor, fading: float) -> Tensor:
     """The sum over all positions (B, ...) of what has the running sums (B, L, ...)."""
-    return (1 - FADING) * running.sum(dim=1) + FADING * running[:, -1]
+    return (1 - fading) * running.sum(dim=1) + fading * running[:, -1]
 
 
 def anderson_weights(gram: Tensor, ridge: float) -> Tensor:
@@ -74,13 +72,15 @@ class Anderson:
 
     `window` is the paper's m, `mixing` its beta, `ridge` the regularisation relative to the Gram matrix,
     where it is at least the rounding error of that matrix. `positions`: of states (B, L, D) of a causal model, L; each
-    position then has mixing weights of its own, made from those just before it, so that none learns of later ones.
+    position then has mixing weights of its own, made from the positions up to it, so that none learns of later ones.
+    `fading`: how much less each of them counts than the next.
     """
 
     window: int = 5
     mixing: float = 1.0
     ridge: float = 1e-8
     positions: int | None = None
+    fading: float = 1.0
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -89,13 +89,15 @@ class Anderson:
             raise ValueError(f"Anderson's ridge must be finite and not negative, not {self.ridge}")
         if self.positions is not None and self.positions < 1:
             raise ValueError(f"Anderson's positions must be at least 1, not {self.positions}")
+        if not 0 <= self.fading <= 1:
+            raise ValueError(f"Anderson's fading must lie in [0, 1], not {self.fading}")
         check_mixing(self.mixing)
 
     def for_input(self, model: EquilibriumModel, context: Context, z0: State) -> Anderson:
         """With mixing weights for each position, if the model is causal."""
         if self.positions is not None:
             return self
-        return replace(self, positions=causal_positions(model, z0))
+        return replace(self, positions=causal_positions(model, z0), fading=fading_of(model))
 
     def init(self, z: Tensor) -> _Memory:
         slots, dtype = self.window + 1, norm_dtype(z.dtype)
@@ -140,7 +142,7 @@ class Anderson:
                 0, dtype=torch.float64
             )
         found = found.squeeze(2)
-        return found if self.positions is None else running_sums(found)
+        return found if self.positions is None else running_sums(found, self.fading)
 
     def mix(self, k: int, memory: _Memory) -> Tensor:
         """The next state, (B, D), once the k-th image is in its slot and its residual is multiplied."""

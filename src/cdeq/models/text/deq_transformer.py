@@ -54,6 +54,7 @@ class DEQTransformer(nn.Module):
 
     batched = True
     causal = True
+    fading = 0.5  # its positions hardly depend on those far before them; see docs/text.md
     known_keys: Tensor | None
 
     def __init__(
