@@ -21,7 +21,7 @@ def test_copies_and_saved_weights_give_the_same_answer():
 def test_config_names_every_argument():
     given_arguments = {
         **{"vocabulary": 40, "width": 8, "heads": 1, "inner": 5, "memory": 3, "cutoffs": (9, 20)},
-        **{"divisor": 2, "dropout": 0.2, "keep": 0.7, "direct": True},
+        **{"divisor": 2, "dropout": 0.2, "keep": 0.7, "direct": True, "fading": 0.5},
     }
     model = DEQTransformer(**given_arguments)
     assert model.config == {**given_arguments, "cutoffs": [9, 20]}

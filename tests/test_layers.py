@@ -149,6 +149,7 @@ def test_the_page_names_every_optional_attribute():
     assert named == {
         "batched",
         "causal",
+        "fading",
         "start_network",
         "correction_network",
         "config",

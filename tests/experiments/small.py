@@ -71,7 +71,8 @@ TEXT = text_config(
     TextData(name="steps", batch=3, length=5),
     BUDGET,
     words={"width": 8, "cutoffs": (10,), "divisor": 2, "dropout": 0.05},
-    teacher={"heads": 2, "inner": 16, "memory": 6},
+    # One that settles: without an equilibrium, rounding alone makes another student.
+    teacher={"heads": 2, "inner": 16, "memory": 6, "keep": 0.5, "direct": True},
     explicit={
         "tcn": {"channels": 8, "levels": 1},
         "gcnn": {"channels": 8, "levels": 1},

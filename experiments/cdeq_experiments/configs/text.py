@@ -101,7 +101,7 @@ WIKITEXT_2 = text_config(
         explicit=base.Updates(20_000, 2e-3),  # as many passes over the text as the teacher
     ),
     words={"width": 128, "cutoffs": (1000, 5000, 15000), "divisor": 2, "dropout": 0.1},
-    teacher={"heads": 4, "inner": 1024, "memory": 64},
+    teacher={"heads": 4, "inner": 1024, "memory": 64, "fading": 0.5},
     explicit={"awd_qrnn": {"weight_dropout": 0.1}, "transformer_xl": {"memory": 64}},
     recorded=(128, 64),
 )

@@ -299,13 +299,15 @@ def _fit_student(
 
         attempt(name, partial(at, 1.0, name), partial(at, RATES["slower"], f"{name}-slower"))
 
+    has_labels = bool(recipe.lambda_2 or recipe.agreement)
+
     def whole(rate: float, place: str) -> None:
         objective = objective_now()
 
         def after_update(update: int) -> None:
             objective.update_average()
             is_early = config.updates >= LONG and update + 1 == config.updates // EARLY
-            if selection is not None and is_early:
+            if selection is not None and has_labels and is_early and place != "slower":
                 selection.require_its_hold()
 
         train(
@@ -333,13 +335,12 @@ def _fit_student(
         part("correction", CorrectionObjective, recipe.correction_updates)
     if selection is not None and student.correction is not None:
         selection.drop_useless_correction()
-    ways = [partial(whole, rate, place) for place, rate in RATES.items()]
-    if selection is not None and (recipe.lambda_2 or recipe.agreement):
-        # Labels and answers are no distances: what it learns of them is judged by the loss itself.
-        judge = objective_now()
-        selection.attempt("whole", *ways, score=partial(selection.loss, judge))
+    ways = {place: partial(whole, rate, place) for place, rate in RATES.items()}
+    if selection is not None and has_labels:
+        # Labels and answers are no distances: what it learns of them is not judged by one.
+        selection.attempt("whole", *ways.values(), judged=False)
     else:
-        attempt("whole", *ways)
+        attempt("whole", ways["."], ways["slower"])
     if selection is not None and selection.undone:
         student.report = replace(student.report, undone=tuple(selection.undone))
         if rank == 0:

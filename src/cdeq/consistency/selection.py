@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from cdeq.equilibrium.states import relative_distance
 from cdeq.training.parallel import from_main_process
@@ -54,28 +54,23 @@ class Selection:
         self.undone: list[str] = []
         self.best = self.score()
 
-    def attempt(
-        self, name: str, *ways: Callable[[], object], score: Callable[[], float] | None = None
-    ) -> None:
+    def attempt(self, name: str, *ways: Callable[[], object], judged: bool = True) -> None:
         """Train in the first of these ways that helps; where none does, the student stays as it was.
 
-        `score`: what is to fall, where it is not the distance alone.
+        Without `judged` the first that comes to its end is taken: what it learns may be no distance.
         """
         parts = self.student.own_parts()
         before = {key: value.clone() for key, value in parts.state_dict().items()}
-        at_first = self.best if score is None else score()
         for way in ways:
-            found = self._score_after(way, score or self.score, last=way is ways[-1])
-            LOGGER.debug("stage %s: score %.3f, before %.3f", name, found, at_first)
-            if found <= at_first:
-                self.best = found if score is None else self.score()
+            score = self._score_after(way, last=way is ways[-1])
+            LOGGER.debug("stage %s: log distance %.3f, before %.3f", name, score, self.best)
+            if score <= (self.best if judged else sys.float_info.max):
+                self.best = score
                 return
             parts.load_state_dict(before)
         self.undone.append(name)
 
-    def _score_after(
-        self, way: Callable[[], object], score: Callable[[], float], *, last: bool
-    ) -> float:
+    def _score_after(self, way: Callable[[], object], *, last: bool) -> float:
         """Infinite where gradients were not finite, unless that is the last word, and where it was thrown off."""
         try:
             way()
@@ -85,7 +80,7 @@ class Selection:
             return math.inf
         except ThrownOff:
             return math.inf
-        return score()
+        return self.score()
 
     def require_its_hold(self) -> None:
         """Refuse a training that has just been thrown off: it would spend its time on what was known before it."""
@@ -123,15 +118,4 @@ class Selection:
         weights = [j**-recipe.early for j in range(1, steps + 1)]
         logs = [math.log(max(total / samples, self.floor)) for total in sums[1:]]
         total = sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights)
-        return _the_same_for_all(total)
-
-    @torch.no_grad()
-    def loss(self, objective: nn.Module) -> float:
-        """The mean of what a training minimises: with labels, a student may gain what its distance does not show."""
-        found = [float(objective(batch, number)[0]) for number, batch in enumerate(self.batches())]
-        return _the_same_for_all(sum(found) / len(found))
-
-
-def _the_same_for_all(score: float) -> float:
-    """Of the first process; infinite where it is no number."""
-    return from_main_process(math.inf if math.isnan(score) else score)
+        return from_main_process(math.inf if math.isnan(total) else total)

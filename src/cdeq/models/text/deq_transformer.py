@@ -48,13 +48,13 @@ class DEQTransformer(nn.Module):
 
     Keys and values of the memory and keys of distances do not change during a solve: `inject` makes them, and `follow`
     takes those of older tokens from the context before.
-    `memory` is how many tokens are remembered. The readout gives features (B, L, D), which `words.nll` scores
+    `memory` is how many tokens are remembered, `fading` how much less a token counts for the mixing weights of each one
+    after it, in solvers and students. The readout gives features (B, L, D), which `words.nll` scores
     against the next tokens and `words.log_probabilities` turns into a distribution.
     """
 
     batched = True
     causal = True
-    fading = 0.5  # its positions hardly depend on those far before them; see docs/text.md
     known_keys: Tensor | None
 
     def __init__(
@@ -70,6 +70,7 @@ class DEQTransformer(nn.Module):
         dropout: float = 0.0,
         keep: float = 1.0,
         direct: bool = False,
+        fading: float = 1.0,
     ):
         super().__init__()
         cutoffs = list(cutoffs)
@@ -84,6 +85,7 @@ class DEQTransformer(nn.Module):
             raise ValueError(f"dropout must lie in [0, 1), not {dropout}")
         self.width, self.heads, self.inner = width, heads, inner
         self.memory, self.dropout, self.keep, self.direct = memory, dropout, keep, direct
+        self.fading = fading
         self.words = AdaptiveVocabulary(
             vocabulary=vocabulary, width=width, cutoffs=tuple(cutoffs), divisor=divisor
         )
