@@ -142,15 +142,7 @@ class Safeguard:
         """Norms (B, P) of (B, D): of whole samples, or of the positions up to each."""
         norms = torch.linalg.vector_norm(self.solver.rows(flat), dim=2)
         squares = norms.double().square()[..., None]
-        return (
-            (
-                squares
-                if self.solver.positions is None
-                else running_sums(squares, self.solver.fading)
-            )
-            .squeeze(2)
-            .sqrt()
-        )
+        return running_sums(squares, self.solver.fading).squeeze(2).sqrt()  # of one place: itself
 
     def _chosen(
         self, places: Tensor, new: tuple[State, State], old: tuple[State, State]

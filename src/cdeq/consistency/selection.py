@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -64,7 +63,7 @@ class Selection:
         for way in ways:
             score = self._score_after(way, last=way is ways[-1])
             LOGGER.debug("stage %s: log distance %.3f, before %.3f", name, score, self.best)
-            if score <= (self.best if judged else sys.float_info.max):
+            if score <= self.best if judged else math.isfinite(score):
                 self.best = score
                 return
             parts.load_state_dict(before)

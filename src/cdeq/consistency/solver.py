@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cdeq.consistency.history import AndersonHistory, Spare
 from cdeq.consistency.safeguard import Guarded, Safeguard
-from cdeq.equilibrium.contract import Context, EquilibriumModel, causal_positions, fading_of
+from cdeq.equilibrium.contract import Context, EquilibriumModel
 from cdeq.equilibrium.states import (
     State,
     StateLayout,
@@ -71,8 +71,7 @@ class StudentSolver:
         return finite_or(self.student.changed_start(plain, context), plain, self.student.batched)
 
     def for_input(self, model: EquilibriumModel, context: Context, z0: State) -> StudentSolver:
-        positions, fading = causal_positions(model, z0), fading_of(model)
-        solver = replace(self.solver, positions=positions, fading=fading)
+        solver = self.solver.for_input(model, context, z0)
         layout = StateLayout.of(z0, self.student.batched)
         return replace(self, solver=solver, layout=layout, context=context)
 
