@@ -24,7 +24,7 @@ def settings(config: SuiteConfig) -> list[SuiteConfig]:
     """The teacher of Table 3 and what else was tried; its title says what is changed."""
     teacher, fit = config.teacher, config.teacher.teaching.fit
     width, longer = teacher.arguments["width"], 3 * fit.updates
-    kappa = 0.95 if teacher.arguments["kappa"] == 0.8 else 0.8
+    kappa = 0.8 if teacher.arguments["kappa"] == 0.95 else 0.95
 
     def trained(**changes: Any) -> TeacherConfig:
         return replace(teacher, teaching=replace(teacher.teaching, fit=replace(fit, **changes)))
