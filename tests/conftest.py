@@ -20,7 +20,7 @@ settings.load_profile("cdeq")
 LONG = (
     *("docs", "tables", "cli", "jobs", "distill", "many_processes", "unrolled", "kill_distilling"),
     *("bench", "together", "ablations", "distill_resume", "placement", "on_paper", "suites"),
-    *("two_processes", "fill", "export", "mdeq_student", "kill_recording"),
+    *("two_processes", "fill", "export", "mdeq_student", "kill_recording", "bench_certificate"),
 )
 """Files that take longest, without `test_`: they come first, so that all workers end at the same time."""
 

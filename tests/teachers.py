@@ -205,3 +205,20 @@ def randomized(module: Any, scale: float = 0.1, seed: int = 5) -> Any:
             if p.requires_grad:
                 p.add_(torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p) * scale)
     return module
+
+
+def students(
+    kind: type[Tanh] = Linear,
+    name: str = "corrected",
+    noise: float = 0.1,
+    norm: float = 0.8,
+    **changes: Any,
+) -> Student:
+    """A student that is not trained: its start and corrections are noise, so that bounds have something to do."""
+    student = untrained(kind(norm=norm), inputs(), name, **changes)
+    return randomized(student, noise).requires_grad_(False).eval()
+
+
+def held_out(count: int = 2, size: int = 128, seed: int = 50) -> list[Tensor]:
+    """Inputs to calibrate on."""
+    return [inputs(size, seed=seed + i) for i in range(count)]

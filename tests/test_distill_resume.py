@@ -7,12 +7,9 @@ from torch import nn
 
 from builders import Cut
 from cdeq import FitConfig, Recipe, TrajectoryStore, distill, record
+from cdeq.consistency.first_stages import CorrectionObjective, StartObjective
 from cdeq.consistency.least_squares import fit_correction
-from cdeq.consistency.objective import (
-    CorrectionObjective,
-    DistillationObjective,
-    StartObjective,
-)
+from cdeq.consistency.objective import DistillationObjective
 from cdeq.training import CheckpointError
 from checks import read_log, same_tensors
 from teachers import OfferedStart, Tanh, batches

@@ -5,13 +5,9 @@ import torch
 from torch.nn.functional import gelu
 
 from cdeq.consistency.distillation import target_precision
+from cdeq.consistency.first_stages import CorrectionObjective, StartObjective
 from cdeq.consistency.least_squares import residuals_along
-from cdeq.consistency.objective import (
-    DEFAULT_FLOOR,
-    CorrectionObjective,
-    DistillationObjective,
-    StartObjective,
-)
+from cdeq.consistency.objective import DEFAULT_FLOOR, DistillationObjective
 from checks import same_tensors
 from teachers import Pair, Ring, Tanh
 from test_objective import leaves, log_loss, same_gradients, setting

@@ -70,11 +70,16 @@ class Ablation:
         return Experiment(name=self.name, layout="ablation", measure=measure_tables, **given)
 
 
+def students(**variants: Mapping[str, Any]) -> Callable[[SuiteConfig], Variants]:
+    """Variants by name, each the published student with other settings."""
+    return lambda config: {
+        name: replace(config.students["paper"], **fields) for name, fields in variants.items()
+    }
+
+
 def changes(**variants: Mapping[str, Any]) -> Callable[[SuiteConfig], Variants]:
     """Variants by name, each the published student with changed fields of its recipe."""
-    return lambda config: {
-        name: replace(config.students["paper"], changes=fields) for name, fields in variants.items()
-    }
+    return students(**{name: {"changes": fields} for name, fields in variants.items()})
 
 
 def pairs(
@@ -83,17 +88,6 @@ def pairs(
     """All pairs of the values of two fields."""
     both = [{first: a, second: b} for b, a in product(others, values)]
     return changes(**{", ".join(f"{k} = {v:g}" for k, v in pair.items()): pair for pair in both})
-
-
-def trajectory_solvers(config: SuiteConfig) -> Variants:
-    student = config.students["paper"]
-    names = ("anderson", "broyden", "picard")
-    return {f"{name} trajectory": replace(student, solver=name) for name in names}
-
-
-def clocks(config: SuiteConfig) -> Variants:
-    student = config.students["paper"]
-    return {f"beta = {beta:g}": replace(student, clock=beta) for beta in (0.5, 0.7, 0.9, 0.95)}
 
 
 def recipe_parts(config: SuiteConfig) -> Variants:
@@ -142,6 +136,8 @@ def longer_trainings(config: SuiteConfig) -> Variants:
     return {"paper": student, **longer, "anchored": config.students["anchored"]}
 
 
+SOLVERS = students(**{f"{s} trajectory": {"solver": s} for s in ("anderson", "broyden", "picard")})
+CLOCKS = students(**{f"beta = {b:g}": {"clock": b} for b in (0.5, 0.7, 0.9, 0.95)})
 HISTORIES = changes(**{"with Anderson": {}, "without Anderson": {"history": "none"}})
 LAMBDAS = pairs("lambda_1", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), "lambda_2", (0.0, 0.05))
 MODULES = changes(Anderson={}, MLP={"history": "mlp"}, GRU={"history": "gru"})
@@ -150,7 +146,7 @@ GAMMA_RHO = pairs("gamma", (0.5, 1.0, 2.0, 5.0), "rho", (0.05, 0.1, 0.2))
 TIME_MAPS = changes(**{name: {"time_map": name} for name in ("linear", "cosine", "exponential")})
 
 ABLATIONS = (
-    Ablation("solvers", "anderson trajectory", trajectory_solvers, SHORT),
+    Ablation("solvers", "anderson trajectory", SOLVERS, SHORT),
     Ablation("history", "with Anderson", HISTORIES, LONG),
     Ablation(
         "lambdas",
@@ -162,7 +158,7 @@ ABLATIONS = (
     Ablation("modules", "Anderson", MODULES, SHORT),
     Ablation("window", "m = 1", WINDOWS, SHORT),
     Ablation("gamma-rho", "gamma = 2, rho = 0.1", GAMMA_RHO, {"text": (8,)}, ("rho", "gamma")),
-    Ablation("beta", "beta = 0.9", clocks, {"text": (8,)}),
+    Ablation("beta", "beta = 0.9", CLOCKS, {"text": (8,)}),
     Ablation("time-map", "exponential", TIME_MAPS, SHORT),
     Ablation("recipe", "anchored", recipe_parts, SHORT),
     Ablation("corrected", "corrected", corrected_parts, LONG),

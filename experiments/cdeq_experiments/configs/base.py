@@ -170,10 +170,6 @@ class SuiteConfig:
         gone |= {"explicit": {}, "tolerances": limits, "solvers": solvers}
         return replace(self, students=students, counts=counts, **gone)
 
-    def without_rivals(self) -> SuiteConfig:
-        """The same without the models that are trained for themselves."""
-        return replace(self, others={}, few_step=None, explicit={})
-
     def few_step_teacher(self, steps: int) -> TeacherConfig:
         """The teacher's model, trained on from its shallow training to be good after `steps` Picard steps."""
         assert self.few_step is not None

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cdeq.evaluation import Results, metric_of, style
-from cdeq.evaluation.plot import write_figure
+from cdeq.evaluation.plot import legend_of, write_figure
 from cdeq_experiments.pages.frame import figure, frame
 
 SETTINGS = Path(__file__).parent / "templates" / "plots.mplstyle"
@@ -83,8 +83,7 @@ def _panels(
             panel.set_visible(False)
             continue
         draw_panel(panel, results, place[0], found[found["dataset"] == place[0]], place[1])
-        handles, names = panel.get_legend_handles_labels()
-        legend |= dict(zip(names, handles, strict=True))
+        legend |= legend_of(panel)
     if legend:
         across = min(len(legend), max(3, int(drawn.get_figwidth() / 1.7)))
         drawn.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=across)

@@ -172,10 +172,8 @@ def _certified(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[Ta
 
 
 def _teachers(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[Table]:
-    counts, teachers = (
-        results.page["counts"][dataset],
-        [results.teacher(dataset, m) for m in own["method"]],
-    )
+    counts = results.page["counts"][dataset]
+    teachers = [results.teacher(dataset, method) for method in own["method"]]
     own = own.assign(converged=[t.metric for t in teachers], taken=[t.steps for t in teachers])
     fields = {"validation": "validation accuracy", "converged": "converged", "steps": "taken"}
     columns = {head: (field, counts[0]) for head, field in fields.items()}

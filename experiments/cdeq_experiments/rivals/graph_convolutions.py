@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.data.graphs import Graph
+from cdeq.labels import IGNORED
 from cdeq.models.graph.dropout import drop, drop_features
 from cdeq.models.graph.sparse import project_features, sparse_product
 from cdeq_experiments.rivals.arguments import checked_arguments
 from cdeq_experiments.rivals.gpm import GPM
-
-UNLABELLED = -100  # the label that torch's cross entropy leaves out
 
 
 class _Convolutions(nn.Module):
@@ -144,11 +143,9 @@ def explicit_loss(model: nn.Module, x: Graph, labels: Tensor) -> Tensor:
 
     GPM answers for these nodes alone; the others always compute the whole graph.
     """
-    nodes = (labels != UNLABELLED).nonzero().squeeze(1)
+    nodes = (labels != IGNORED).nonzero().squeeze(1)
     if len(nodes) == 0:
-        raise ValueError(
-            f"all {len(labels)} labels are {UNLABELLED}: give at least one node a label"
-        )
+        raise ValueError(f"all {len(labels)} labels are {IGNORED}: give at least one node a label")
     logits = model(x, nodes) if isinstance(model, GPM) else model(x)[nodes]
     return F.cross_entropy(logits, labels[nodes])
 

@@ -52,7 +52,8 @@ def _with_rivals(config: SuiteConfig, options: Options) -> SuiteConfig:
         raise ExperimentError(
             f"{config.title} has no explicit model {', '.join(unknown)}, only {', '.join(known)}"
         )
-    config = config.without_rivals() if options.students_only else config
-    if not options.explicit:
-        return config
-    return replace(config, explicit={name: known[name] for name in options.explicit})
+    if options.students_only:
+        config = replace(config, others={}, few_step=None, explicit={})
+    if options.explicit:
+        config = replace(config, explicit={name: known[name] for name in options.explicit})
+    return config

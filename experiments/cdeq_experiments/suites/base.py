@@ -420,10 +420,8 @@ class Suite(ABC):
         """An explicit model on the same training data."""
         config, run = self.config.explicit[name], self.run(name, self.explicit_key(name))
         model: Model = self.build(lambda: config.build(**self.data.sizes), self.teacher_seed)
-        objective, identity = (
-            self.explicit_objective(model),
-            {"model": name, "config": model.config},
-        )
+        objective = self.explicit_objective(model)
+        identity = {"model": name, "config": model.config}
         training = self._fit(run, name, objective, self.data.own_batch_at, config.fit, identity)
         return model.eval().requires_grad_(False), training
 

@@ -32,15 +32,11 @@ CHAINS = (5, 10, 20, 40, 70, 100)
 """Lengths of the chains."""
 
 
-def _chains(length: int, seed: int) -> NodeTask:
-    return chain_graphs(length, seed=seed)
-
-
-EMBEDDED: dict[str, Callable[[int], NodeTask]] = {
-    **{f"chains-{n}": partial(_chains, n) for n in CHAINS},
+EMBEDDED: dict[str, Callable[..., NodeTask]] = {
+    **{f"chains-{n}": partial(chain_graphs, n) for n in CHAINS},
     "digits": digits_graph,
-    "blocks": lambda seed: block_model(
-        600, classes=4, degree=8.0, homophily=0.8, features=16, noise=2.0, seed=seed
+    "blocks": partial(
+        block_model, 600, classes=4, degree=8.0, homophily=0.8, features=16, noise=2.0
     ),
 }
 """Graphs that need no files: chains, scikit-learn's digits, and a small stochastic block model."""
@@ -64,7 +60,7 @@ class GraphSuite(Suite):
     def nodes(self) -> Nodes:
         data, seed = self.config.data, self.teacher_seed
         if data.name in EMBEDDED:
-            nodes = EMBEDDED[data.name](seed)
+            nodes = EMBEDDED[data.name](seed=seed)
         else:
             nodes = load_graph(data.name, self.options.data, seed=seed)
         if not data.unseen:

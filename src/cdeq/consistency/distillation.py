@@ -16,13 +16,9 @@ import torch
 from torch import nn
 
 from cdeq.consistency.certify import plan_handover
+from cdeq.consistency.first_stages import CorrectionObjective, PartObjective, StartObjective
 from cdeq.consistency.least_squares import fit_correction, fit_start
-from cdeq.consistency.objective import (
-    CorrectionObjective,
-    DistillationObjective,
-    PartObjective,
-    StartObjective,
-)
+from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.parts import check_teacher, try_teacher
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.report import describe_distillation

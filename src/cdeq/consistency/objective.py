@@ -12,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from cdeq.consistency.clock import TIME_MAPS
-from cdeq.consistency.least_squares import residuals_along
 from cdeq.consistency.losses import (
     Distance,
     global_loss,
@@ -164,7 +163,7 @@ class DistillationObjective(nn.Module):
                     else self._at(self._target, neighbour, state, x, batch.steps)[0]
                 )
         loss = self._loss(output, local_target, self._fraction(k, last), prepared, batch)
-        return loss, {"distance": self._shown_distance(output, batch)}
+        return loss, {"distance": self.shown_distance(output, batch)}
 
     def _fraction(self, k: int, last: int) -> float:
         return TIME_MAPS[self.recipe.time_map](k, last, self.recipe.rho)
@@ -210,8 +209,8 @@ class DistillationObjective(nn.Module):
             if r.backprop == "truncated":
                 points = [_detached(point) for point in points]
             if j == 0:
-                shown["distance_1"] = self._shown_distance(z, batch)
-        shown["distance"] = self._shown_distance(z, batch)
+                shown["distance_1"] = self.shown_distance(z, batch)
+        shown["distance"] = self.shown_distance(z, batch)
         return losses.total() / r.depth, shown
 
     @torch.no_grad()
@@ -241,66 +240,9 @@ class DistillationObjective(nn.Module):
 
         return at
 
-    def _shown_distance(self, z: State, batch: TrajectoryBatch) -> Tensor:
+    def shown_distance(self, z: State, batch: TrajectoryBatch) -> Tensor:
         with torch.no_grad():
             return relative_distance(z, batch.endpoint, self.student.batched).mean()
-
-
-class PartObjective(nn.Module):
-    """A first stage of training, of one network of the student alone, which a subclass names."""
-
-    network_name: str
-
-    def __init__(self, objective: DistillationObjective):
-        super().__init__()
-        self.network: nn.Module = getattr(objective.student, self.network_name)
-        self._of = [objective]  # not a submodule: only the network is trained
-
-    @property
-    def whole(self) -> tuple[DistillationObjective, Student]:
-        """The objective of all of the student, and the student."""
-        return self._of[0], self._of[0].student
-
-
-class StartObjective(PartObjective):
-    """The distance of the start alone: it needs no evaluation of f."""
-
-    network_name = "start_network"
-
-    def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
-        objective, student = self.whole
-        with torch.no_grad():
-            prepared = student.prepare(batch.x)
-        z = student.begin(prepared)
-        return objective.distance(z, batch.endpoint), {
-            "distance": objective._shown_distance(z, batch)
-        }
-
-
-class CorrectionObjective(PartObjective):
-    """How far one corrected step goes past the equilibrium, or falls short: |z + r + N(r) - z*|, along a rollout.
-
-    Neither the rollout nor f is differentiated, so that an update costs a third of one of the whole student.
-    """
-
-    network_name = "correction"
-
-    def __init__(self, objective: DistillationObjective):
-        super().__init__(objective)
-        self.gains = objective.student.gains
-
-    def forward(self, batch: TrajectoryBatch, update: int) -> tuple[Tensor, Metrics]:
-        objective, student = self.whole
-        with torch.no_grad():
-            prepared = student.prepare(batch.x)
-            visited = residuals_along(student, prepared, student.recipe.depth)
-        gates, losses = None, []
-        for number, (z, r) in enumerate(visited):
-            gates = student.gates(map_state(torch.add, z, r), prepared.base, number, gates)
-            change = student.correction_of(r, number, gates)
-            moved = map_state(lambda a, b, c: a + b + c, z, r, change)
-            losses.append(objective.distance(moved, batch.endpoint))
-        return torch.stack(losses).mean(), {"distance": objective._shown_distance(moved, batch)}
 
 
 class Point(NamedTuple):
