@@ -11,8 +11,18 @@ import torch
 import mdeqs
 from cdeq import FitConfig, Recipe, Student, distill
 from cdeq.consistency.least_squares import fit_start
-from cdeq.consistency.selection import MOST_HELD_OUT, Selection, held_out_count
-from cdeq.equilibrium.states import map_state, relative_distance, tensors_of
+from cdeq.consistency.losses import log_distance
+from cdeq.consistency.selection import (
+    MOST_HELD_OUT,
+    Selection,
+    held_out_count,
+)
+from cdeq.equilibrium.states import (
+    map_state,
+    relative_distance,
+    sizes_to_measure_by,
+    tensors_of,
+)
 from cdeq.models import IGNN
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
@@ -210,6 +220,43 @@ def test_a_rate_that_is_far_too_high_harms_no_student(recipe, no_plan):
     }
     assert far["wild"] < far["plain"]
     assert far["sane"] <= far["wild"]
+
+
+def with_zeros(x):
+    """The same inputs, the first of them 0: for Tanh so is its equilibrium."""
+    return torch.cat([torch.zeros_like(x[:1]), x[1:]])
+
+
+def test_an_equilibrium_that_is_zero_is_no_reason_to_refuse_a_stage():
+    """Any other state is infinitely far from it, measured by its own size."""
+    teacher = Tanh(norm=0.9)
+    batch = recorded(teacher, with_zeros(inputs(64)))
+    student = untrained(teacher, recipe="corrected")
+    shift(student, 0.5)
+    selection = Selection(student, lambda: [batch], 1e-6)
+    before = selection.best
+    assert math.isfinite(before)
+    selection.attempt("start, in closed form", lambda: fit_start(student, [batch]))
+    assert selection.undone == []
+    assert selection.best < before - 0.3
+
+
+def test_an_equilibrium_that_is_zero_leaves_gradients_finite():
+    """The square of a distance over nothing is no number in single precision."""
+    z = torch.full((4, 8), 9.0, requires_grad=True)
+    star = with_zeros(torch.ones(4, 8))
+    loss = log_distance(z, star, batched=True, floor=1e-9)
+    loss.backward()
+    assert loss < 20
+    assert z.grad.isfinite().all()
+    assert z.grad[0].abs().max() > 0
+
+
+def test_samples_of_their_own_size_are_measured_by_it():
+    norms = torch.tensor([0.0, 1e-9, 0.5, 1.0, 3.0])
+    expected = torch.tensor([0.01 * 0.5, 0.01 * 0.5, 0.5, 1.0, 3.0])
+    torch.testing.assert_close(sizes_to_measure_by(norms), expected)
+    assert torch.equal(sizes_to_measure_by(torch.zeros(3)), torch.ones(3))
 
 
 KINDS = {

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cdeq.equilibrium.states import relative_distance
+from cdeq.equilibrium.states import (
+    map_state,
+    sample_norms,
+    sizes_to_measure_by,
+    subtract,
+)
 from cdeq.training.parallel import from_main_process
 
 if TYPE_CHECKING:
@@ -27,7 +32,9 @@ REACH = 2
 THROWN = 0.3
 """A training that soon has the log distance so much larger than before was thrown off by its first updates."""
 HELD_OUT_SHARE, MOST_HELD_OUT = 8, 4
-"""One recorded batch in so many is kept for judging, and no more than so many in all."""
+"""One recorded batch in so many is kept for judging, and no more than so many in all.
+
+With too few batches for that, it is one sample in so many of each."""
 
 
 def held_out_count(batches: int) -> int:
@@ -109,8 +116,10 @@ class Selection:
         steps = REACH * recipe.depth
         sums, samples = [0.0] * (steps + 1), 0
         for batch in self.batches():
+            size = sizes_to_measure_by(sample_norms(batch.endpoint, student.batched))
             for j, z in enumerate(student.rollout(student.prepare(batch.x), steps)):
-                distance = relative_distance(z, batch.endpoint, student.batched)
+                away = map_state(subtract, z, batch.endpoint)
+                distance = sample_norms(away, student.batched) / size
                 sums[j] += float(distance.double().sum())
             samples += distance.numel()
         student.train(was_training)
