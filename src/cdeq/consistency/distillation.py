@@ -36,7 +36,7 @@ from cdeq.consistency.selection import (
 )
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
-from cdeq.placement import Placement, Precision, beside, representative_tensor
+from cdeq.placement import Placement, Precision, beside, dtype_beside, representative_tensor
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 from cdeq.training.draws import numbered_generator
 from cdeq.training.log import Progress
@@ -221,9 +221,12 @@ def _fit_student(
 ) -> Student:
     rank, world = process_rank()
     weight = representative_tensor(teacher)
+    with torch.no_grad():
+        _, start = try_teacher(teacher, store[0].to(weight.device, weight.dtype).x)
+    dtype = dtype_beside(teacher, start)
 
     def placed(batch: TrajectoryBatch) -> TrajectoryBatch:
-        return batch.to(weight.device, weight.dtype)
+        return batch.to(weight.device, dtype)
 
     with torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
         torch.manual_seed(seed)

@@ -63,7 +63,7 @@ from cdeq.equilibrium.contract import (
 )
 from cdeq.equilibrium.states import State, map_state, tensors_of
 from cdeq.equilibrium.trees import tensors_in
-from cdeq.placement import in_single, is_plain, not_cast, representative_tensor
+from cdeq.placement import dtype_beside, in_single, is_plain, not_cast, representative_tensor
 from cdeq.solvers.anderson import Anderson
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 
@@ -132,14 +132,14 @@ class Student(nn.Module):
         self.certificate: Certificate | None = None
         self.example: dict[str, Any] | None = None
         self.card: dict[str, Any] | None = None
-        self._fit_to(teacher)
-
-    def _fit_to(self, teacher: nn.Module) -> None:
-        """Put the parts beside the teacher where its weights are, in their dtype; a teacher may have none."""
         like = representative_tensor(teacher)
+        self._fit_to(like, like.dtype)
+
+    def _fit_to(self, like: Tensor, dtype: torch.dtype) -> None:
+        """Put the parts beside the teacher where its weights are, in a dtype."""
         for part in (self.time_heads, self.history, self.start_network, self.correction):
             if part is not None:
-                part.to(like.device, like.dtype)
+                part.to(like.device, dtype)
         self.to(like.device)
 
     @classmethod
@@ -177,6 +177,8 @@ class Student(nn.Module):
             else (),
         )
         student = cls(teacher, recipe, shapes, start_network, correction)
+        # A teacher without weights computes in the dtype of its inputs.
+        student._fit_to(representative_tensor(teacher), dtype_beside(teacher, z0))
         student.example = described_input(x)
         return student
 
