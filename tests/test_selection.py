@@ -172,6 +172,18 @@ def test_a_correction_that_harms_is_left_out_for_good(judged, tmp_path):
     torch.testing.assert_close(again(x, steps=3), student.eval()(x, steps=3))
 
 
+def test_a_correction_that_hardly_helps_is_left_out(judged):
+    student, selection = judged
+    without = selection.best
+    inverse = torch.linalg.inv(torch.eye(8) - student.teacher.weight) - torch.eye(8)
+    with torch.no_grad():
+        student.correction.blocks[0].linear.linear.weight.copy_(1e-3 * inverse)
+    selection.best = selection.score()
+    assert without - 0.02 < selection.best < without
+    selection.drop_useless_correction()
+    assert student.correction is None
+
+
 def test_a_correction_that_helps_stays(judged):
     student, selection = judged
     inverse = torch.linalg.inv(torch.eye(8) - student.teacher.weight) - torch.eye(8)

@@ -34,6 +34,8 @@ THROWN = 0.3
 """A training that soon has the log distance so much larger than before was thrown off by its first updates."""
 SAME = 1e-3
 """A step that differs by less, relatively, is the same, but for rounding."""
+WORTH = 0.02
+"""By so much must a correction lower the log distance: it costs time at every step, and less may be chance."""
 HELD_OUT_SHARE, MOST_HELD_OUT = 8, 4
 """One recorded batch in so many is kept for judging, and no more than so many in all.
 
@@ -121,16 +123,16 @@ class Selection:
             raise ThrownOff
 
     def drop_useless_correction(self) -> None:
-        """A correction that brings the student no nearer than plain steps only costs time: it is left out."""
+        """A correction that brings the student hardly nearer than plain steps only costs time: it is left out."""
         student = self.student
         kept = student.correction, student.gains, student.recipe
         student.correction, student.gains = None, None
         student.recipe = kept[2].without_correction()
         score = self.score()
-        if score < self.best:
+        if score < self.best + WORTH:
             self.best = score
             self.undone.append("correction")
-            LOGGER.debug("the student is nearer without its correction, which is left out")
+            LOGGER.debug("the student is as near without its correction, which is left out")
         else:
             student.correction, student.gains, student.recipe = kept
 
