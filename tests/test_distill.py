@@ -7,8 +7,18 @@ import torch
 from torch import nn
 
 import cdeq
-from cdeq import FitConfig, Recipe, TrajectoryStore, distill, record
+from cdeq import (
+    FitConfig,
+    Recipe,
+    Student,
+    TrajectoryStore,
+    distill,
+    from_functions,
+    record,
+    solve_model,
+)
 from cdeq.consistency.objective import DistillationObjective
+from cdeq.equilibrium.states import relative_distance
 from cdeq.solvers import Anderson, Broyden, Picard
 from cdeq.training.task_loss import cross_entropy
 from cdeq.trajectories import FingerprintMismatch
@@ -295,3 +305,30 @@ def test_a_start_network_of_the_user_is_copied(no_plan):
     assert torch.equal(network.weight, before)
     assert network.weight.requires_grad
     assert not torch.equal(first.start_network.weight, before)
+
+
+def test_a_map_without_weights_is_distilled_in_the_precision_of_its_inputs(no_plan, tmp_path):
+    """Kepler's equation, as astronomers have it: no tensor of the teacher says that its states are double."""
+
+    def kepler(z, context):
+        return context["mean"] + context["e"] * torch.sin(z)
+
+    def drawn(size, seed):
+        g = torch.Generator().manual_seed(seed)
+        numbers = torch.rand(2, size, 1, generator=g, dtype=torch.float64)
+        return {"mean": 3 * numbers[0], "e": 0.8 * numbers[1]}
+
+    teacher = from_functions(kepler, start=lambda context: context["mean"])
+    recipe = Recipe.from_name("corrected", start_updates=100, correction_updates=50)
+    data = [drawn(32, seed) for seed in range(8)]
+    student = distill(teacher, data, recipe=recipe, fit=FitConfig(updates=20))
+    x = drawn(64, 99)
+    z = student.trajectory(x, 8)
+    star = solve_model(teacher, x, tol=1e-14, max_steps=200).state
+    assert z[0].dtype == torch.float64
+    first = relative_distance(z[1], star).mean()
+    assert first < 0.5 * relative_distance(kepler(x["mean"], x), star).mean()
+    assert relative_distance(z[8], star).max() < 1e-9
+    student.save(tmp_path)
+    again = Student.load(tmp_path, teacher=teacher)
+    assert torch.equal(again(x, steps=2), student(x, steps=2))

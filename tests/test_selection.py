@@ -9,10 +9,22 @@ import pytest
 import torch
 
 import mdeqs
-from cdeq import FitConfig, Recipe, Student, distill
+from cdeq import FitConfig, Recipe, Student, distill, record
 from cdeq.consistency.least_squares import fit_start
-from cdeq.consistency.selection import MOST_HELD_OUT, Selection, held_out_count
-from cdeq.equilibrium.states import map_state, relative_distance, tensors_of
+from cdeq.consistency.losses import log_distance
+from cdeq.consistency.selection import (
+    MOST_HELD_OUT,
+    Selection,
+    can_be_cut,
+    held_out_count,
+    held_out_samples,
+)
+from cdeq.equilibrium.states import (
+    map_state,
+    relative_distance,
+    sizes_to_measure_by,
+    tensors_of,
+)
 from cdeq.models import IGNN
 from cdeq.models.text.transformer import TransformerDEQ
 from cdeq.models.vision.conv import ConvDEQ
@@ -160,6 +172,18 @@ def test_a_correction_that_harms_is_left_out_for_good(judged, tmp_path):
     torch.testing.assert_close(again(x, steps=3), student.eval()(x, steps=3))
 
 
+def test_a_correction_that_hardly_helps_is_left_out(judged):
+    student, selection = judged
+    without = selection.best
+    inverse = torch.linalg.inv(torch.eye(8) - student.teacher.weight) - torch.eye(8)
+    with torch.no_grad():
+        student.correction.blocks[0].linear.linear.weight.copy_(1e-3 * inverse)
+    selection.best = selection.score()
+    assert without - 0.02 < selection.best < without
+    selection.drop_useless_correction()
+    assert student.correction is None
+
+
 def test_a_correction_that_helps_stays(judged):
     student, selection = judged
     inverse = torch.linalg.inv(torch.eye(8) - student.teacher.weight) - torch.eye(8)
@@ -210,6 +234,83 @@ def test_a_rate_that_is_far_too_high_harms_no_student(recipe, no_plan):
     }
     assert far["wild"] < far["plain"]
     assert far["sane"] <= far["wild"]
+
+
+def with_zeros(x):
+    """The same inputs, the first of them 0: for Tanh so is its equilibrium."""
+    return torch.cat([torch.zeros_like(x[:1]), x[1:]])
+
+
+def test_an_equilibrium_that_is_zero_is_no_reason_to_refuse_a_stage():
+    """Any other state is infinitely far from it, measured by its own size."""
+    teacher = Tanh(norm=0.9)
+    batch = recorded(teacher, with_zeros(inputs(64)))
+    student = untrained(teacher, recipe="corrected")
+    shift(student, 0.5)
+    selection = Selection(student, lambda: [batch], 1e-6)
+    before = selection.best
+    assert math.isfinite(before)
+    selection.attempt("start, in closed form", lambda: fit_start(student, [batch]))
+    assert selection.undone == []
+    assert selection.best < before - 0.3
+
+
+def test_an_equilibrium_that_is_zero_leaves_gradients_finite():
+    """The square of a distance over nothing is no number in single precision."""
+    z = torch.full((4, 8), 9.0, requires_grad=True)
+    star = with_zeros(torch.ones(4, 8))
+    loss = log_distance(z, star, batched=True, floor=1e-9)
+    loss.backward()
+    assert loss < 20
+    assert z.grad.isfinite().all()
+    assert z.grad[0].abs().max() > 0
+
+
+def test_samples_of_their_own_size_are_measured_by_it():
+    norms = torch.tensor([0.0, 1e-9, 0.5, 1.0, 3.0])
+    expected = torch.tensor([0.01 * 0.5, 0.01 * 0.5, 0.5, 1.0, 3.0])
+    torch.testing.assert_close(sizes_to_measure_by(norms), expected)
+    assert torch.equal(sizes_to_measure_by(torch.zeros(3)), torch.ones(3))
+
+
+def test_few_batches_are_judged_on_samples_that_nobody_trained_on(no_plan):
+    """As many samples as hidden features can be learned by heart; only others show what that is worth."""
+    teacher = Tanh(norm=0.9)
+    recipe = Recipe.from_name("corrected", start_updates=100, correction_updates=100)
+    student = distill(
+        teacher, [inputs(24)], recipe=recipe, fit=FitConfig(updates=30), max_steps=300
+    )
+    batch = recorded(teacher, inputs(256, seed=9))
+    with torch.no_grad():
+        ours = student.trajectory(batch.x, 8)
+        control = untrained(teacher, recipe="warm_start").eval().trajectory(batch.x, 8)
+    for k in (1, 2, 5, 8):
+        far, plain = (
+            float(relative_distance(z[k], batch.endpoint).mean()) for z in (ours, control)
+        )
+        assert far < plain
+
+
+@pytest.mark.parametrize(
+    ("size", "world", "kept"), [(64, 1, 8), (7, 1, 0), (1, 1, 0), (20, 1, 2), (64, 3, 10)]
+)
+def test_samples_kept_leave_a_number_that_processes_share(size, world, kept):
+    assert held_out_samples(size, world) == kept
+    assert (size - kept) % world == 0 or kept == 0
+
+
+def test_inputs_that_cannot_be_cut_are_not(tmp_path):
+    """Patterns that all samples share may by chance be as many as the samples: cut, they give another map."""
+
+    class Shared(Tanh):
+        def inject(self, x):
+            return x["own"] @ self.injection.T + x["shared"].mean(dim=0)
+
+    x = {"own": inputs(16), "shared": torch.randn(16, 8)}
+    alone = record(Tanh(), [inputs(16)], tmp_path / "alone", mode="endpoint")
+    store = record(Shared(), [x], tmp_path / "shared", mode="endpoint")
+    assert can_be_cut(untrained(Tanh(), recipe="corrected"), alone[0])
+    assert not can_be_cut(untrained(Shared(), x, recipe="corrected"), store[0])
 
 
 KINDS = {

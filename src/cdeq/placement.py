@@ -58,6 +58,11 @@ def representative_tensor(model: object) -> Tensor:
     return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
 
 
+def dtype_beside(model: object, state: State) -> torch.dtype:
+    """The dtype of what works on a model's states: theirs or that of its weights, if it has any; single at least."""
+    return torch.promote_types(representative_tensor(model).dtype, tensors_of(state)[0].dtype)
+
+
 def moved(tree: Any, device: torch.device) -> Any:
     """A batch, nested as it likes, with all its tensors on a device; itself where they are there already."""
     return map_tensors(lambda tensor: tensor.to(device), tree)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,16 @@ from cdeq.consistency.objective import DistillationObjective
 from cdeq.consistency.parts import check_teacher, try_teacher
 from cdeq.consistency.recipes import Recipe
 from cdeq.consistency.report import describe_distillation
-from cdeq.consistency.selection import MOST_HELD_OUT, Selection, held_out_count
+from cdeq.consistency.selection import (
+    MOST_HELD_OUT,
+    Selection,
+    can_be_cut,
+    held_out_count,
+    held_out_samples,
+)
 from cdeq.consistency.student import Student
 from cdeq.equilibrium.contract import check_contract
-from cdeq.placement import Placement, Precision, beside, representative_tensor
+from cdeq.placement import Placement, Precision, beside, dtype_beside, representative_tensor
 from cdeq.solvers.base import MAX_STEPS, TOL, Solver
 from cdeq.training.draws import numbered_generator
 from cdeq.training.log import Progress
@@ -50,6 +57,8 @@ EARLY, LONG = 8, 100
 """A training of so many updates or more is looked at after the first of as many parts of it."""
 START_BATCHES, FITTED_BATCHES = 32, 8
 """Batches that the last layers of a start, and the linear part of a correction, are fitted on."""
+PIECES = 4
+"""Parts of a batch, for a fit in closed form to fewer batches than that."""
 NOT_CONVERGED = 0.1
 """A recorded equilibrium with a larger residual has not converged."""
 
@@ -208,9 +217,12 @@ def _fit_student(
 ) -> Student:
     rank, world = process_rank()
     weight = representative_tensor(teacher)
+    with torch.no_grad():
+        _, start = try_teacher(teacher, store[0].to(weight.device, weight.dtype).x)
+    dtype = dtype_beside(teacher, start)
 
     def placed(batch: TrajectoryBatch) -> TrajectoryBatch:
-        return batch.to(weight.device, weight.dtype)
+        return batch.to(weight.device, dtype)
 
     with torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
         torch.manual_seed(seed)
@@ -226,6 +238,16 @@ def _fit_student(
         return DistillationObjective(student, task_loss, seed, log_floor=known_to**2)
 
     trained_on = len(store) - (held_out_count(len(store)) if recipe.selection else 0)
+    # Too few batches to keep a whole one: some samples of each.
+    divides = can_be_cut(student, placed(store[0]))
+    spares = recipe.selection and trained_on == len(store) and divides
+
+    def divided(index: int) -> tuple[TrajectoryBatch, TrajectoryBatch]:
+        """What of a batch is trained on, and what is judged on; all of it both where nothing is spared."""
+        batch = placed(store[index])
+        kept = held_out_samples(batch.size, world) if spares else 0
+        first = batch.size - kept
+        return (batch.rows(0, first), batch.rows(first, batch.size)) if kept else (batch, batch)
 
     def batch_at(update: int) -> TrajectoryBatch:
         """Every batch once in each epoch, in an order that depends on the seed and the epoch alone."""
@@ -235,16 +257,24 @@ def _fit_student(
 
     @lru_cache(maxsize=1)  # a graph is one batch, which is read only once
     def read(index: int) -> TrajectoryBatch:
-        return placed(store[index].part(rank, world))
+        return divided(index)[0].part(rank, world)
 
     def judged() -> Iterator[TrajectoryBatch]:
         """Whole batches, the same on every process."""
         first = trained_on if trained_on < len(store) else max(0, len(store) - MOST_HELD_OUT)
-        return (placed(store[i]) for i in range(first, len(store)))
+        return (divided(i)[1] for i in range(first, len(store)))
 
     def first_batches(count: int) -> Iterator[TrajectoryBatch]:
-        """For a fit in closed form, which every process does on whole batches: all come to the same weights."""
-        return (placed(store[i]) for i in range(min(trained_on, count)))
+        """For a fit in closed form, which every process does on whole batches: all come to the same weights.
+
+        Of every four, one chooses the ridge: of fewer, a quarter of each.
+        """
+        for i in range(min(trained_on, count)):
+            batch = divided(i)[0]
+            pieces = PIECES if divides and trained_on < PIECES <= batch.size else 1
+            ends = [batch.size * k // pieces for k in range(pieces + 1)]
+            for start, stop in pairwise(ends):
+                yield batch if pieces == 1 else batch.rows(start, stop)
 
     selection = Selection(student, judged, known_to) if recipe.selection else None
 

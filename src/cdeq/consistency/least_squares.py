@@ -23,7 +23,13 @@ from torch.nn import functional as F
 
 from cdeq.consistency.groups import joined
 from cdeq.equilibrium.contract import Context
-from cdeq.equilibrium.states import State, map_state, sample_norms, tensors_of
+from cdeq.equilibrium.states import (
+    State,
+    map_state,
+    sample_norms,
+    sizes_to_measure_by,
+    tensors_of,
+)
 from cdeq.placement import in_single
 
 if TYPE_CHECKING:
@@ -89,7 +95,7 @@ def fit_start(student: Student, batches: Iterable[TrajectoryBatch]) -> None:
         start = in_single(student.teacher.start(context))
         with _inputs_of(parts) as seen:
             student.changed_start(start, context)
-        scale = sample_norms(batch.endpoint, student.batched)
+        scale = sizes_to_measure_by(sample_norms(batch.endpoint, student.batched))
         missing = _divided(map_state(torch.sub, batch.endpoint, start), scale, student.batched)
         groups = getattr(network, "groups", None)
         targets = tensors_of(missing) if groups is None else [joined(g, missing) for g in groups]
@@ -220,7 +226,7 @@ def _pairs(
     """(r, e - r) of each state of a rollout, divided by the size of its error."""
     prepared = student.prepare(batch.x)
     star = batch.endpoint
-    scale = sample_norms(star, student.batched)
+    scale = sizes_to_measure_by(sample_norms(star, student.batched))
     for z, r in residuals_along(student, prepared, steps + 1):
         error = map_state(torch.sub, star, z)
         size = torch.maximum(sample_norms(error, student.batched), floor * scale)

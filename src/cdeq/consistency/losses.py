@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cdeq.equilibrium.states import State, StateLayout, norm_dtype, subtract
+from cdeq.equilibrium.states import (
+    State,
+    StateLayout,
+    norm_dtype,
+    row_norms,
+    sizes_to_measure_by,
+    subtract,
+)
 from cdeq.training.task_loss import TaskLoss
 
 Distance = Callable[[State, State], Tensor]
@@ -26,11 +33,14 @@ def mean_squared_error(state: State, target: State, batched: bool) -> Tensor:
 
 
 def log_distance(state: State, target: State, batched: bool, floor: float) -> Tensor:
-    """log(|z - z*|^2 / |z*|^2 + floor): late, small errors count as much as early, large ones."""
+    """log(|z - z*|^2 / |z*|^2 + floor): late, small errors count as much as early, large ones.
+
+    Samples whose z* is all but 0 are measured as their batch is.
+    """
     layout = StateLayout.of(target, batched)
     z, star = layout.flatten(state), layout.flatten(target)
     dtype = norm_dtype(z.dtype)
-    scale = star.to(dtype).square().sum(dim=1).clamp_min(torch.finfo(dtype).tiny)
+    scale = sizes_to_measure_by(row_norms(star)).square().clamp_min(torch.finfo(dtype).tiny)
     return torch.log(subtract(z, star).square().sum(dim=1) / scale + floor).mean()
 
 

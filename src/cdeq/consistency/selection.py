@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cdeq.equilibrium.states import relative_distance
+from cdeq.equilibrium.states import (
+    map_state,
+    relative_distance,
+    sample_norms,
+    sizes_to_measure_by,
+    subtract,
+)
 from cdeq.training.parallel import from_main_process
 
 if TYPE_CHECKING:
@@ -26,13 +32,43 @@ REACH = 2
 """The judged rollout is so many times as long as that of training: what helps at first may harm later."""
 THROWN = 0.3
 """A training that soon has the log distance so much larger than before was thrown off by its first updates."""
+SAME = 1e-3
+"""A step that differs by less, relatively, is the same, but for rounding."""
+WORTH = 0.02
+"""By so much must a correction lower the log distance: it costs time at every step, and less may be chance."""
 HELD_OUT_SHARE, MOST_HELD_OUT = 8, 4
-"""One recorded batch in so many is kept for judging, and no more than so many in all."""
+"""One recorded batch in so many is kept for judging, and no more than so many in all.
+
+With too few batches for that, it is one sample in so many of each."""
 
 
 def held_out_count(batches: int) -> int:
     """How many recorded batches are judged on and not trained on; 0 where there are too few to spare any."""
     return min(batches // HELD_OUT_SHARE, MOST_HELD_OUT)
+
+
+def held_out_samples(size: int, world: int = 1) -> int:
+    """How many of a batch's samples are judged on, where batches are too few; `world` processes share the rest."""
+    kept = size // HELD_OUT_SHARE
+    trained_on = (size - kept) // world * world
+    return size - trained_on if kept else 0
+
+
+@torch.no_grad()
+def can_be_cut(student: Student, batch: TrajectoryBatch) -> bool:
+    """Whether a few samples of a batch can be had by themselves, and are then what they are among the others."""
+    if not student.batched or batch.size < 2:
+        return False
+    teacher, count = student.teacher, max(batch.size // HELD_OUT_SHARE, 1)
+    whole = teacher.inject(batch.x)
+    expected = map_state(lambda t: t[:count], teacher.step(teacher.start(whole), whole))
+    try:
+        context = teacher.inject(batch.rows(0, count).x)
+        found = teacher.step(teacher.start(context), context)
+        away = relative_distance(found, expected)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return False  # its inputs are not one for each sample
+    return bool((away < SAME).all())
 
 
 class ThrownOff(ArithmeticError):
@@ -87,16 +123,16 @@ class Selection:
             raise ThrownOff
 
     def drop_useless_correction(self) -> None:
-        """A correction that brings the student no nearer than plain steps only costs time: it is left out."""
+        """A correction that brings the student hardly nearer than plain steps only costs time: it is left out."""
         student = self.student
         kept = student.correction, student.gains, student.recipe
         student.correction, student.gains = None, None
         student.recipe = kept[2].without_correction()
         score = self.score()
-        if score < self.best:
+        if score < self.best + WORTH:
             self.best = score
             self.undone.append("correction")
-            LOGGER.debug("the student is nearer without its correction, which is left out")
+            LOGGER.debug("the student is as near without its correction, which is left out")
         else:
             student.correction, student.gains, student.recipe = kept
 
@@ -109,8 +145,10 @@ class Selection:
         steps = REACH * recipe.depth
         sums, samples = [0.0] * (steps + 1), 0
         for batch in self.batches():
+            size = sizes_to_measure_by(sample_norms(batch.endpoint, student.batched))
             for j, z in enumerate(student.rollout(student.prepare(batch.x), steps)):
-                distance = relative_distance(z, batch.endpoint, student.batched)
+                away = map_state(subtract, z, batch.endpoint)
+                distance = sample_norms(away, student.batched) / size
                 sums[j] += float(distance.double().sum())
             samples += distance.numel()
         student.train(was_training)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cdeq.consistency.certificate import Certificate
 from cdeq.consistency.copying import copy_of, frozen_copy
@@ -36,7 +36,7 @@ from cdeq.equilibrium.contract import (
     is_batched,
 )
 from cdeq.equilibrium.states import State, tensors_of
-from cdeq.placement import representative_tensor
+from cdeq.placement import dtype_beside, representative_tensor
 
 LOOSE = ("rates", "gains")
 """Parameters of the student that are in no module of its own."""
@@ -95,14 +95,14 @@ class StudentParts(nn.Module):
         self.certificate: Certificate | None = None
         self.example: dict[str, Any] | None = None
         self.card: dict[str, Any] | None = None
-        self._fit_to(teacher)
-
-    def _fit_to(self, teacher: nn.Module) -> None:
-        """Put the parts beside the teacher where its weights are, in their dtype; a teacher may have none."""
         like = representative_tensor(teacher)
+        self._fit_to(like, like.dtype)
+
+    def _fit_to(self, like: Tensor, dtype: torch.dtype) -> None:
+        """Put the parts beside the teacher where its weights are, in a dtype."""
         for part in (self.time_heads, self.history, self.start_network, self.correction):
             if part is not None:
-                part.to(like.device, like.dtype)
+                part.to(like.device, dtype)
         self.to(like.device)
 
     @classmethod
@@ -140,6 +140,8 @@ class StudentParts(nn.Module):
             else (),
         )
         student = cls(teacher, recipe, shapes, start_network, correction)
+        # A teacher without weights computes in the dtype of its inputs.
+        student._fit_to(representative_tensor(teacher), dtype_beside(teacher, z0))
         student.example = described_input(x)
         return student
 

@@ -111,6 +111,17 @@ def row_norms(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=1, dtype=norm_dtype(rows.dtype))
 
 
+FAINT = 0.01
+"""An equilibrium smaller than this share of those beside it has no size of its own to measure distances by."""
+
+
+def sizes_to_measure_by(norms: Tensor) -> Tensor:
+    """Norms |z*| (B,), none of them far below the others: where z* is 0, any other state would be infinitely far."""
+    usual = norms[norms > 0]
+    least = FAINT * usual.median() if len(usual) else torch.ones_like(norms[0])
+    return norms.maximum(least)
+
+
 def relative_norms(difference: Tensor, reference: Tensor) -> Tensor:
     """|difference| / |reference| for each row of (B, D), with 0 / 0 = 0."""
     top = row_norms(difference)

@@ -241,8 +241,12 @@ class TrajectoryBatch:
                 f"{name} has {self.size} samples, which {world} processes cannot share evenly"
             )
         count = self.size // world
-        start = (0 if self._rows is None else self._rows.start) + rank * count
-        rows = slice(start, start + count)
+        return self.rows(rank * count, (rank + 1) * count)
+
+    def rows(self, start: int, stop: int) -> TrajectoryBatch:
+        """The samples from `start` up to `stop`, cut as a `part` is."""
+        first = 0 if self._rows is None else self._rows.start
+        rows = slice(first + start, first + stop)
         return TrajectoryBatch(self._store, self.index, rows, self._device, self._dtype)
 
     @cached_property
