@@ -19,6 +19,7 @@ import tyro
 from torch import Tensor
 
 import cdeq
+from algorithm_maps import ALGORITHMS
 from cdeq.equilibrium.states import State, map_state, relative_distance
 from cdeq.equilibrium.trees import map_tensors
 from cdeq.evaluation import SOLVERS, Method, solver_method, student_method
@@ -27,6 +28,7 @@ from cdeq.trajectories.capture import measure_residual
 from common import Measurement, Options, markdown_table
 from stranger_maps import STRANGERS, Stranger
 
+MAPS = STRANGERS | ALGORITHMS
 COUNTS = (1, 2, 3, 5, 8, 12, 20)
 RECIPES = ("warm_start", "anchored", "corrected")
 
@@ -142,11 +144,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     options = tyro.cli(StrangerOptions, description=__doc__)
-    if unknown := sorted(set(options.only) - set(STRANGERS)):
-        raise SystemExit(f"no map {unknown[0]!r}; there are {', '.join(STRANGERS)}")
+    if unknown := sorted(set(options.only) - set(MAPS)):
+        raise SystemExit(f"no map {unknown[0]!r}; there are {', '.join(MAPS)}")
     measurement = Measurement(options)
     rows: list[dict[str, Any]] = []
-    for name, make in STRANGERS.items():
+    for name, make in MAPS.items():
         if options.only and name not in options.only:
             continue
         rows += measure(name, make(), options.recipes)

@@ -122,7 +122,7 @@ def test_bench_strangers_compares_all_methods_on_maps_with_and_without_weights(
         return strangers.Stranger(teacher, vectors(4), vectors(2, seed=9))
 
     maps = {"weighted": lambda: tiny(True), "plain": lambda: tiny(False), "other": None}
-    monkeypatch.setattr(strangers, "STRANGERS", maps)
+    monkeypatch.setattr(strangers, "MAPS", maps)
     short = partial(cdeq.distill, fit=cdeq.FitConfig(updates=10))
     monkeypatch.setattr(strangers.cdeq, "distill", short)
     path = tmp_path / "new" / "strangers.json"
