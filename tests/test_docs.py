@@ -185,8 +185,11 @@ def test_bring_your_own_runs_as_written(tmp_path, monkeypatch, capsys, request):
         assert names["spent"] < names["alone"]
         (shown,) = blocks(section, "text")
         assert re.sub(r"[\d.]+", "", printed).split() == re.sub(r"[\d.]+", "", shown).split()
+        ours = {f"{row[2]:8.4f}" for row in names["rows"]}
         for was, now in zip(numbers(shown), numbers(printed), strict=True):
-            assert now == pytest.approx(was, rel=0.1), (was, now)
+            # Other processors round otherwise, and a training makes more of it.
+            trained = f"{now:8.4f}" in ours
+            assert now == pytest.approx(was, rel=0.4 if trained else 0.1), (was, now)
 
         request.getfixturevalue("brief_stages")  # the others need no figures
         for block in blocks(text)[len(blocks(section)) :]:
