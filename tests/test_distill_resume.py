@@ -113,12 +113,12 @@ def test_the_running_average_begins_after_the_start_and_the_fit(tmp_path, monkey
         assert not student.correction.blocks[0].linear.linear.weight.any()
         fit_correction(student, data, **options)
 
-    monkeypatch.setattr("cdeq.consistency.distillation.fit_correction", fitted)
+    monkeypatch.setattr("cdeq.consistency.stages.fit_correction", fitted)
     monkeypatch.setattr(DistillationObjective, "update_average", lambda self: None)
     still = FitConfig(updates=1, learning_rate=1e-30)
     fast = FitConfig(updates=6)  # of the start
     monkeypatch.setattr(
-        "cdeq.consistency.distillation.replace",
+        "cdeq.consistency.stages.replace",
         lambda config, **changes: fast if "updates" in changes else config,
     )
     student = distill(Tanh(), batches(), recipe=corrected(lambda_1=0.5), fit=still, folder=tmp_path)

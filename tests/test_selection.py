@@ -12,9 +12,9 @@ import mdeqs
 from cdeq import FitConfig, Recipe, Student, distill, record
 from cdeq.consistency.least_squares import fit_start
 from cdeq.consistency.losses import log_distance
-from cdeq.consistency.selection import (
+from cdeq.consistency.selection import Selection
+from cdeq.consistency.shares import (
     MOST_HELD_OUT,
-    Selection,
     can_be_cut,
     held_out_count,
     held_out_samples,

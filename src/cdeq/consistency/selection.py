@@ -15,7 +15,6 @@ import torch
 
 from cdeq.equilibrium.states import (
     map_state,
-    relative_distance,
     sample_norms,
     sizes_to_measure_by,
     subtract,
@@ -32,43 +31,8 @@ REACH = 2
 """The judged rollout is so many times as long as that of training: what helps at first may harm later."""
 THROWN = 0.3
 """A training that soon has the log distance so much larger than before was thrown off by its first updates."""
-SAME = 1e-3
-"""A step that differs by less, relatively, is the same, but for rounding."""
 WORTH = 0.02
 """By so much must a correction lower the log distance: it costs time at every step, and less may be chance."""
-HELD_OUT_SHARE, MOST_HELD_OUT = 8, 4
-"""One recorded batch in so many is kept for judging, and no more than so many in all.
-
-With too few batches for that, it is one sample in so many of each."""
-
-
-def held_out_count(batches: int) -> int:
-    """How many recorded batches are judged on and not trained on; 0 where there are too few to spare any."""
-    return min(batches // HELD_OUT_SHARE, MOST_HELD_OUT)
-
-
-def held_out_samples(size: int, world: int = 1) -> int:
-    """How many of a batch's samples are judged on, where batches are too few; `world` processes share the rest."""
-    kept = size // HELD_OUT_SHARE
-    trained_on = (size - kept) // world * world
-    return size - trained_on if kept else 0
-
-
-@torch.no_grad()
-def can_be_cut(student: Student, batch: TrajectoryBatch) -> bool:
-    """Whether a few samples of a batch can be had by themselves, and are then what they are among the others."""
-    if not student.batched or batch.size < 2:
-        return False
-    teacher, count = student.teacher, max(batch.size // HELD_OUT_SHARE, 1)
-    whole = teacher.inject(batch.x)
-    expected = map_state(lambda t: t[:count], teacher.step(teacher.start(whole), whole))
-    try:
-        context = teacher.inject(batch.rows(0, count).x)
-        found = teacher.step(teacher.start(context), context)
-        away = relative_distance(found, expected)
-    except (RuntimeError, TypeError, ValueError, IndexError):
-        return False  # its inputs are not one for each sample
-    return bool((away < SAME).all())
 
 
 class ThrownOff(ArithmeticError):
