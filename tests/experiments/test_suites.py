@@ -32,6 +32,19 @@ def asked(tmp_path):
 # What a training depends on.
 
 
+def test_the_digest_of_a_graph_is_that_of_its_data_and_not_of_how_they_were_rounded():
+    nodes = few_nodes(0)
+    known, features = graphs.digest_of(nodes), nodes.graph.features
+    rounded = nodes.graph._replace(features=features * (1 + 1e-6))
+    assert graphs.digest_of(nodes._replace(graph=rounded)) == known
+    others = nodes.labels.clone()
+    others[0] = 1 - others[0]
+    assert graphs.digest_of(nodes._replace(labels=others)) != known
+    assert graphs.digest_of(nodes._replace(train=nodes.valid)) != known
+    doubled = nodes.graph._replace(features=2 * features)
+    assert graphs.digest_of(nodes._replace(graph=doubled)) != known
+
+
 @KINDS
 def test_a_teacher_depends_on_nothing_that_comes_after_it(kind, asked):
     config, usual = BY_KIND[kind], suite(asked, kind)

@@ -22,6 +22,7 @@ from cdeq.training.draws import numbered_generator
 from cdeq.training.supervised import SupervisedObjective
 from cdeq.trajectories.fingerprint import BatchDigest
 from cdeq.trajectories.nesting import flatten_batch
+from cdeq.trajectories.sparse import dense_pieces
 from cdeq_experiments.rivals.graph_convolutions import explicit_loss
 from cdeq_experiments.suites.base import Batch, Data, Model, Suite
 
@@ -70,12 +71,11 @@ class GraphSuite(Suite):
         return Nodes(part, nodes._replace(test=nodes.test & ~seen))
 
     def open_data(self) -> Data:
-        (seen, whole), found = self.nodes, BatchDigest()
+        seen, whole = self.nodes
         training = seen.labelled(seen.train)
-        found.update(*flatten_batch(*whole.labelled(whole.train)))
         classes = int(seen.labels.max()) + 1
         return Data(
-            digest=found.hexdigest(),
+            digest=digest_of(whole),
             sizes={"features": seen.graph.features.shape[1], "classes": classes},
             batch_at=lambda update: training,
             valid=lambda: [seen.labelled(seen.valid)],
@@ -111,6 +111,22 @@ class GraphSuite(Suite):
 
     def sample_input(self) -> Any:
         return induced(self.nodes.whole, torch.arange(40)).graph
+
+
+def digest_of(nodes: NodeTask) -> str:
+    """A SHA-256 that is the same on every processor: numbers that were computed may be rounded in another way.
+
+    Whole numbers count as they are; of others, which are not zero, and two digits of their mean.
+    """
+    structure, tensors = flatten_batch(*nodes.labelled(nodes.train))
+    found, means, exact = BatchDigest(), dict[str, str](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        for part, piece in dense_pieces(tensor).items():
+            key = f"{name} {part}"
+            exact[key] = piece != 0 if piece.is_floating_point() else piece
+            means[key] = f"{float(piece.double().mean()):.2g}"
+    found.update({"tree": structure, "means": means}, exact)
+    return found.hexdigest()
 
 
 def seen_nodes(nodes: NodeTask, unseen: float, seed: int) -> Tensor:
