@@ -118,6 +118,9 @@ def batch_of(config: SuiteConfig, model: Any) -> tuple[Any, Tensor]:
 class Recorded:
     """A recorded batch whose states have been read to the device, as many as are kept there."""
 
+    size = 1
+    """Of which no sample is kept out of the training: what has no numbers cannot be judged."""
+
     def __init__(self, batch: tuple[Any, Tensor], state: State, steps: int, index: int):
         self.x, self.y = batch
         self.like, self.steps, self.index = state, steps, index

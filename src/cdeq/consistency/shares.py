@@ -73,9 +73,10 @@ class Shares:
     ):
         self.store, self.placed, self.seed = store, placed, seed
         self.rank, self.world = process_rank()
-        self.trained_on = len(store) - (held_out_count(len(store)) if judges else 0)
-        self.can_be_cut = can_be_cut(student, placed(store[0]))
-        self.keeps_samples = judges and self.trained_on == len(store) and self.can_be_cut
+        spared = held_out_count(len(store))
+        self.trained_on = len(store) - (spared if judges else 0)
+        self.can_be_cut = spared == 0 and can_be_cut(student, placed(store[0]))
+        self.keeps_samples = judges and self.can_be_cut
         self._read = lru_cache(maxsize=1)(
             self._part
         )  # a graph is one batch, which is read only once
@@ -108,9 +109,10 @@ class Shares:
     def _divided(self, index: int) -> tuple[TrajectoryBatch, TrajectoryBatch]:
         """What of a batch is trained on, and what is judged on; all of it both where nothing is spared."""
         batch = self.placed(self.store[index])
-        kept = held_out_samples(batch.size, self.world) if self.keeps_samples else 0
+        if not self.keeps_samples or not (kept := held_out_samples(batch.size, self.world)):
+            return batch, batch
         first = batch.size - kept
-        return (batch.rows(0, first), batch.rows(first, batch.size)) if kept else (batch, batch)
+        return batch.rows(0, first), batch.rows(first, batch.size)
 
     def _part(self, index: int) -> TrajectoryBatch:
         return self._divided(index)[0].part(self.rank, self.world)

@@ -117,9 +117,8 @@ FAINT = 0.01
 
 def sizes_to_measure_by(norms: Tensor) -> Tensor:
     """Norms |z*| (B,), none of them far below the others: where z* is 0, any other state would be infinitely far."""
-    usual = norms[norms > 0]
-    least = FAINT * usual.median() if len(usual) else torch.ones_like(norms[0])
-    return norms.maximum(least)
+    usual = torch.where(norms > 0, norms, torch.nan).nanmedian()
+    return norms.maximum(torch.where(usual.isnan(), 1.0, FAINT * usual))
 
 
 def relative_norms(difference: Tensor, reference: Tensor) -> Tensor:
