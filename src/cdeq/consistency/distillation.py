@@ -185,9 +185,7 @@ def _fit_student(
 ) -> Student:
     rank, _ = process_rank()
     weight = representative_tensor(teacher)
-    with torch.no_grad():
-        _, start = try_teacher(teacher, store[0].to(weight.device, weight.dtype).x)
-    dtype = dtype_beside(teacher, start)
+    dtype = _dtype_of_states(teacher, store)
 
     def placed(batch: TrajectoryBatch) -> TrajectoryBatch:
         return batch.to(weight.device, dtype)
@@ -211,6 +209,14 @@ def _fit_student(
         student.plan = plan_handover(student, inputs)
     student.plan = from_main_process(student.plan)
     return student
+
+
+@torch.no_grad()
+def _dtype_of_states(teacher: nn.Module, store: TrajectoryStore) -> torch.dtype:
+    """That of the weights, or of a teacher without weights that of its inputs."""
+    weight = representative_tensor(teacher)
+    _, start = try_teacher(teacher, store[0].to(weight.device, weight.dtype).x)
+    return dtype_beside(teacher, start)
 
 
 def _check_labels(student: Student, task_loss: TaskLoss | None, batch: TrajectoryBatch) -> None:
