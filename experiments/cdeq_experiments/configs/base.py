@@ -7,7 +7,7 @@ words) are added there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -48,6 +48,11 @@ class TeacherConfig(ModelConfig):
     pretraining: TeachConfig | None = None
     solver: Solver = field(default_factory=Anderson)
     closed_form: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewStepConfig(TeacherConfig):
+    """The trained teacher, trained on to be good after a few steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +175,12 @@ class SuiteConfig:
         gone |= {"explicit": {}, "tolerances": limits, "solvers": solvers}
         return replace(self, students=students, counts=counts, **gone)
 
-    def few_step_teacher(self, steps: int) -> TeacherConfig:
-        """The teacher's model, trained on from its shallow training to be good after `steps` Picard steps."""
+    def few_step_teacher(self, steps: int) -> FewStepConfig:
+        """The teacher, trained on to be good after `steps` Picard steps."""
         assert self.few_step is not None
-        return replace(self.teacher, teaching=few_step_teaching(self.few_step, steps))
+        given = {f.name: getattr(self.teacher, f.name) for f in fields(self.teacher)}
+        given |= {"pretraining": None, "teaching": few_step_teaching(self.few_step, steps)}
+        return FewStepConfig(**given)
 
 
 # How everything on a text or on images is trained.
@@ -191,8 +198,8 @@ class Updates:
 class Budget:
     """Updates of everything that is trained on a text or on images.
 
-    An equilibrium model is first trained as `pretraining_depth` unrolled steps; a few-step model goes on from there
-    at the teacher's rate. A solve in training has between `depths` steps, the last `phantom_steps` with a gradient.
+    An equilibrium model is first trained as `pretraining_depth` unrolled steps; a few-step model goes on from the
+    teacher, at its rate. A solve in training has between `depths` steps, the last `phantom_steps` with a gradient.
     """
 
     pretraining: Updates = Updates(1600, 2e-3)

@@ -128,7 +128,7 @@ def small_images(
             anchored=base.Updates(300, 6e-3),
             learned_solver=base.Updates(80, 3e-3),
             explicit=base.Updates(shallow + deep, 2e-3),  # as many passes as the teacher
-            few_step_updates=deep // 2,
+            few_step_updates=deep // 4,
             pretraining_depth=3,
             depths=(8, 16),
             penalty=0.0,
