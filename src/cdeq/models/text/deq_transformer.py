@@ -17,7 +17,7 @@ from cdeq.equilibrium.memory import Memory, Segment
 from cdeq.models.arguments import arguments_of
 from cdeq.models.text.adaptive import AdaptiveVocabulary
 from cdeq.models.text.relative import relative_attention, sinusoids
-from cdeq.models.text.windows import WindowStart
+from cdeq.models.text.segment_start import SegmentStart
 
 
 class SegmentContext(NamedTuple):
@@ -248,16 +248,5 @@ class DEQTransformer(nn.Module):
         return tuple(part.detach().index_select(1, last) for part in whole)
 
     def start_network(self) -> nn.Module:
-        """A causal convolution over the injection."""
-        return SegmentStart(self.width)
-
-
-class SegmentStart(WindowStart):
-    """A convolution over what the input adds to the values of a token and of those before it.
-
-    The memory has what was added to earlier tokens, so that a text starts the same wherever it is cut.
-    """
-
-    def forward(self, context: SegmentContext) -> Tensor:
-        u = context.injection[..., 2 * self.width : 3 * self.width]
-        return self.start(u, before=context.memory[1][..., self.width :])
+        """Attention over a first guess, which is a causal convolution over the injection."""
+        return SegmentStart(self.width, self.heads)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdeq.models.arguments import arguments_of
-from cdeq.models.text.windows import WindowStart
+from cdeq.models.text.windows import causal_windows, gelu
 
 
 class TransformerDEQ(nn.Module):
@@ -118,11 +118,23 @@ def rotary_table(length: int, dim: int, base: float = 10_000.0) -> tuple[Tensor,
     return angles.cos(), angles.sin()
 
 
-class CausalConvStart(WindowStart):
-    """A convolution over the injection into the residual stream.
+class CausalConvStart(nn.Module):
+    """s(u) = W gelu(conv(u)), over the injection u into the residual stream of a token and the `kernel` - 1 before it.
 
-    At kernel 3 half the multiplications of a step without its attention.
+    At kernel 3 half the multiplications of a step without its attention. Zero before training.
     """
 
+    def __init__(self, width: int, kernel: int = 3):
+        super().__init__()
+        self.width, self.kernel = width, kernel
+        self.mix = nn.Linear(kernel * width, width)
+        self.out = nn.Linear(width, width)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def output_layers(self) -> list[list[nn.Module]]:
+        """The linear layers at the end, for the one tensor of the state."""
+        return [[self.out]]
+
     def forward(self, context: Tensor) -> Tensor:
-        return self.start(context[..., -self.width :])
+        return self.out(gelu(self.mix(causal_windows(context[..., -self.width :], self.kernel))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 SMALL = 1024
@@ -30,28 +30,6 @@ def causal_windows(
     if length == dilation == 1:
         return known.flatten(1)[:, None]  # nothing to be cut
     return torch.cat([known[:, i : i + length] for i in range(0, past + 1, dilation)], dim=-1)
-
-
-class WindowStart(nn.Module):
-    """s(u) = W gelu(conv(u)): a start for students, from u (B, L, D) of a token and the `kernel` - 1 before it.
-
-    Zero before training. What u is of a context, a subclass says in its `forward`.
-    """
-
-    def __init__(self, width: int, kernel: int = 3):
-        super().__init__()
-        self.width, self.kernel = width, kernel
-        self.mix = nn.Linear(kernel * width, width)
-        self.out = nn.Linear(width, width)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-
-    def output_layers(self) -> list[list[nn.Module]]:
-        """The linear layers at the end, for the one tensor of the state."""
-        return [[self.out]]
-
-    def start(self, u: Tensor, before: Tensor | None = None) -> Tensor:
-        return self.out(gelu(self.mix(causal_windows(u, self.kernel, before=before))))
 
 
 def gelu(x: Tensor) -> Tensor:
