@@ -164,7 +164,7 @@ COMMANDS = {
     "demo": {"device", "precision", "task", "out", "seed", "threads"},
     "reproduce": {
         "device", "precision", "scale", "data-dir", "out", "runs", "seeds", "only", "jobs", "threads",
-        "train-teachers", "no-train-teachers", "students-only", "no-students-only", "explicit",
+        "train-teachers", "no-train-teachers", "students-only", "no-students-only", "methods",
     },
     "report": {"results", "out"},
     "generate": {

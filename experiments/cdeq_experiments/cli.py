@@ -51,9 +51,8 @@ class Reproduce(Placed):
     """Train every teacher; without it one that the zoo has, trained the same way on the same data, comes from there."""
     students_only: bool = False
     """Leave out explicit, few-step and other equilibrium models, which take hours to train."""
-    explicit: tuple[str, ...] = ()
-    """Names of explicit models, such as transformer_xl, to train these alone; default all, none with
-    --students-only."""
+    methods: tuple[str, ...] = ()
+    """Names of rows, as in the results, such as few_step or transformer_xl, to make these alone."""
     jobs: int | None = None
     """How many jobs (a model to train and score) are done at a time, each in a process of its own; default 1, for all
     at the scale tiny as many as there are cores. The processes of torchrun do one job together."""
@@ -106,7 +105,7 @@ def reproduce(options: Reproduce) -> int:
         placement=placement,
         train_teachers=options.train_teachers or options.experiment == "zoo",
         students_only=options.students_only,
-        explicit=options.explicit,
+        methods=options.methods,
         jobs=1 if together else options.processes,
         threads=options.threads,
         progress=leads and (together or options.processes == 1),

@@ -17,12 +17,10 @@ from cdeq import evaluation
 from cdeq.evaluation import SOLVERS, Explicit, Method, Quality, Row, Target
 from cdeq.solvers import Picard, Solver
 from cdeq.training.parallel import on_main_process
-from cdeq_experiments.configs.base import StudentConfig, TeacherConfig
+from cdeq_experiments.configs.base import FEW_STEP, SOLVED, StudentConfig, TeacherConfig
 from cdeq_experiments.jobs import Job
 from cdeq_experiments.runs import Run
 from cdeq_experiments.suites.base import Key, Model, Suite
-
-SOLVED = "solved"
 
 
 class Made(NamedTuple):
@@ -161,7 +159,7 @@ def make_solved(suite: Suite) -> Made:
 
 
 def entries_of(suite: Suite) -> list[Entry]:
-    """All entries of a suite, in the order of their rows."""
+    """The entries of a suite that are asked for, in the order of their rows."""
     config, counts, found = suite.config, suite.config.counts, list[Entry]()
 
     def add(method: str, key: Key, build: Any, *given: Any, **fields: Any) -> None:
@@ -191,16 +189,17 @@ def entries_of(suite: Suite) -> list[Entry]:
                 add(name, key, make_student, student, seed, **shared)
     for steps in counts.shown if config.few_step is not None else ():
         few = config.few_step_teacher(steps)
-        given = ("few_step", few, Picard(), config.few_step_distances)
+        given = (FEW_STEP, few, Picard(), config.few_step_distances)
         key = {**suite.model_key(few), "distances": config.few_step_distances}
-        add("few_step", key, make_own, *given, counts=(steps,))
+        add(FEW_STEP, key, make_own, *given, counts=(steps,))
     for name, other in config.others.items():
         if other.closed_form is not None:
             key = suite.model_key(other)
             add(other.closed_form, key, make_closed_form, name, other, early=True)
     for name in config.explicit:
         add(name, suite.explicit_key(name), make_explicit, name, early=True)
-    return found
+    asked = suite.options.methods
+    return [entry for entry in found if not asked or entry.method in asked]
 
 
 def recordings_of(suite: Suite) -> list[Job]:

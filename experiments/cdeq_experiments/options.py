@@ -25,7 +25,7 @@ class Options:
     """The scale, where data are, where work is kept and pages go, how many seeds, which data sets alone.
 
     `train_teachers`: also where the zoo has the teacher. `students_only`: without models that are trained for
-    themselves. `explicit`: those of them without an equilibrium that are trained all the same, or alone.
+    themselves. `methods`: these rows alone.
 
     `jobs` are done at a time, each in a process of its own with `threads` threads (default: as many as torch
     chooses, divided among them). `progress` draws bars on standard error; `say` is given a line now and then.
@@ -40,7 +40,7 @@ class Options:
     only: tuple[str, ...] = ()
     train_teachers: bool = False
     students_only: bool = False
-    explicit: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     placement: Placement = ON_CPU
     jobs: int = 1
     threads: int | None = None

@@ -106,7 +106,8 @@ def make_part(suite: Suite, rows: Iterable[Row], scores: Iterable[Part] = ()) ->
             **{field: found[field] for field in MEASURED},
         )
         for name, config in (models | dict(suite.config.others)).items()
-        for found in [suite.equilibria(name, config).run.read()]
+        for job in [suite.equilibria(name, config)]
+        for found in [job.run.result(job.work)]
     ]
     kept = {"rows": [asdict(row) for row in rows], "teachers": [asdict(one) for one in teachers]}
     return {**kept, **evaluation.provenance(scores)}

@@ -8,6 +8,7 @@ from small import BY_KIND, suite
 
 from builders import options
 from cdeq import load_pretrained
+from cdeq_experiments.entries import entries_of
 from cdeq_experiments.options import ExperimentError
 from cdeq_experiments.suites import make_suites
 
@@ -62,13 +63,16 @@ def test_students_alone_are_compared_with_solvers_alone(begun):
     assert not any(left)
 
 
-def test_explicit_models_are_chosen_by_name(begun):
-    first, *others = begun.config.explicit
-    assert others
-    asked = replace(begun.options, explicit=(first,))
-    for alone in (False, True):
-        [made] = make_suites([begun.config], replace(asked, students_only=alone))
-        assert list(made.config.explicit) == [first]
-        assert (made.config.few_step is None) == alone
-    with pytest.raises(ExperimentError, match=rf"no explicit model alexnetwork, only {first}"):
-        make_suites([begun.config], replace(asked, explicit=("alexnetwork",)))
+def test_rows_are_chosen_by_name(begun):
+    every = {entry.method for entry in entries_of(begun)}
+    assert {"picard", "few_step", "corrected", *begun.config.explicit} <= every
+    for name in sorted(every):
+        [made] = make_suites([begun.config], replace(begun.options, methods=(name,)))
+        assert {entry.method for entry in entries_of(made)} == {name}
+    both = ("few_step", "corrected")
+    [made] = make_suites([begun.config], replace(begun.options, methods=both))
+    whole = {entry.name: entry.run for entry in entries_of(begun)}
+    assert {e.method for e in entries_of(made)} == {*both}
+    assert all(whole[entry.name] == entry.run for entry in entries_of(made))
+    with pytest.raises(ExperimentError, match=r"has no alexnetwork, only \w+,"):
+        make_suites([begun.config], replace(begun.options, methods=("alexnetwork",)))

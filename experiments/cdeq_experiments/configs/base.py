@@ -6,8 +6,9 @@ words) are added there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, Literal
 
 from torch import nn
@@ -16,12 +17,15 @@ from cdeq.consistency.recipes import Recipe
 from cdeq.gradients import Phantom
 from cdeq.solvers import Anderson, Solver
 from cdeq.training import FitConfig, TeachConfig, few_step_teaching
+from cdeq_experiments.options import ExperimentError
 
 Kind = Literal["text", "images", "graph"]
 KINDS: tuple[Kind, ...] = ("text", "images", "graph")
 Arguments = Mapping[str, Any]
 CORRECTED = ("warm_start", "corrected")
 """The default recipe after its control, which is trained as it is: the start first, for as many updates."""
+SOLVED, FEW_STEP = "solved", "few_step"
+"""Rows of a table: the teacher under its own solver, as in everyday use; models trained for a few steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +178,28 @@ class SuiteConfig:
         gone: dict[str, Any] = {"others": {}, "learned_solver": None, "few_step": None}
         gone |= {"explicit": {}, "tolerances": limits, "solvers": solvers}
         return replace(self, students=students, counts=counts, **gone)
+
+    def with_methods(self, names: Collection[str]) -> SuiteConfig:
+        """The same with what these rows are made of; refuses names of no row."""
+        asked, learned = set(names), self.learned_solver
+        others = {n: {n, one.closed_form or n} for n, one in self.others.items()}
+        known = {*self.solvers, *chain(*others.values()), *self.students, *self.explicit}
+        known |= {SOLVED} if self.tolerances.everyday is not None else set()
+        known |= {learned.name} if learned is not None else set()
+        known |= {FEW_STEP} if self.few_step is not None else set()
+        if unknown := sorted(asked - known):
+            raise ExperimentError(
+                f"{self.title} has no {', '.join(unknown)}, only {', '.join(sorted(known))}"
+            )
+        return replace(
+            self,
+            solvers=tuple(name for name in self.solvers if name in asked),
+            others={name: one for name, one in self.others.items() if others[name] & asked},
+            learned_solver=learned if learned is not None and learned.name in asked else None,
+            students={name: one for name, one in self.students.items() if name in asked},
+            few_step=self.few_step if FEW_STEP in asked else None,
+            explicit={name: one for name, one in self.explicit.items() if name in asked},
+        )
 
     def few_step_teacher(self, steps: int) -> FewStepConfig:
         """The teacher, trained on to be good after `steps` Picard steps."""

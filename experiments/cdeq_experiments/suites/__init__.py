@@ -30,7 +30,9 @@ def make_suites(configs: list[SuiteConfig], options: Options) -> list[Suite]:
                 f"{config.title}: a graph is one state, which processes cannot share; without torchrun, --jobs "
                 "does several trainings at a time (--only names other data)"
             )
-        config = _with_rivals(config, options)
+        config = config.with_methods(options.methods) if options.methods else config
+        if options.students_only:
+            config = replace(config, others={}, few_step=None, explicit={})
         suite = KINDS[config.kind](config=config, options=options, seeds=seeds)
         try:
             suite.require_data()
@@ -42,18 +44,3 @@ def make_suites(configs: list[SuiteConfig], options: Options) -> list[Suite]:
     seeded = [suite for suite in suites if suite.config.seeded_teacher]
     each = [replace(suite, teacher_seed=seed, seeds=(seed,)) for seed in seeds for suite in seeded]
     return [suite for suite in suites if not suite.config.seeded_teacher] + each
-
-
-def _with_rivals(config: SuiteConfig, options: Options) -> SuiteConfig:
-    """The data set with those models beside its students that are asked for."""
-    known = config.explicit
-    unknown = sorted(set(options.explicit) - set(known))
-    if unknown:
-        raise ExperimentError(
-            f"{config.title} has no explicit model {', '.join(unknown)}, only {', '.join(known)}"
-        )
-    if options.students_only:
-        config = replace(config, others={}, few_step=None, explicit={})
-    if options.explicit:
-        config = replace(config, explicit={name: known[name] for name in options.explicit})
-    return config
