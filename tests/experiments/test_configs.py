@@ -11,11 +11,11 @@ from cdeq.training import few_step_teaching
 from cdeq_experiments import cli
 from cdeq_experiments.ablations import ABLATIONS
 from cdeq_experiments.configs import SUITES, figure_configs, select, table_configs
-from cdeq_experiments.configs.base import CORRECTED, KINDS
+from cdeq_experiments.configs.base import CORRECTED, KINDS, ContinuedConfig
 from cdeq_experiments.inductive import inductive_configs
 from cdeq_experiments.options import ExperimentError
 from cdeq_experiments.registry import EXPERIMENTS
-from cdeq_experiments.teachers import USUAL, settings
+from cdeq_experiments.teachers import deeper_settings, graph_settings
 
 ALL = [(scale, config) for scale in SUITES for kind in KINDS for config in SUITES[scale][kind]]
 SIZES = {
@@ -215,13 +215,26 @@ def test_inductive_students_differ_in_what_they_are_distilled_on():
         assert inputs == {f"anchored_{name}": name for name in ("parts", "samples", "whole")}
 
 
-def test_a_setting_of_a_teacher_is_one_changed_value():
+def test_a_setting_of_a_graph_teacher_is_one_changed_value():
     for config in table_configs("graph", "small"):
-        usual, *others = settings(config)
-        assert replace(usual.teacher, title="IGNN") == config.teacher
-        assert usual.teacher.title == USUAL
-        for other in others:
-            fit = other.teacher.teaching.fit
+        for other in graph_settings(config).values():
+            fit = other.teaching.fit
             trained = {n for n, v in vars(fit).items() if v != vars(config.teacher.teaching.fit)[n]}
-            built = dict(other.teacher.arguments.items() - config.teacher.arguments.items())
+            built = dict(other.arguments.items() - config.teacher.arguments.items())
             assert len((trained - {"warmup_updates"}) | set(built)) == 1
+
+
+@pytest.mark.parametrize("kind", ["text", "images"])
+def test_deeper_teachers_are_trained_on_or_never_shallow(kind):
+    for config in table_configs(kind, "small"):
+        usual = config.teacher.teaching
+        further, alone = deeper_settings(config).values()
+        assert isinstance(further, ContinuedConfig)
+        assert not isinstance(alone, ContinuedConfig)
+        for one in (further, alone):
+            assert one.pretraining is None
+            assert one.teaching.penalty == 0
+            assert one.teaching.depths[1] == 2 * usual.depths[1]
+            assert one.teaching.fit.updates == usual.fit.updates // 3
+        assert further.teaching.fit.learning_rate == usual.fit.learning_rate
+        assert alone.teaching.fit.learning_rate > usual.fit.learning_rate

@@ -87,11 +87,11 @@ def figure_results(layout):
             for tol in ("0.1", "0.01")
         ],
         "teachers": [
-            row("as in Table 3", k, 0.5, figures={"validation accuracy": 0.7}) for k in (1, 2)
+            row("IGNN", k, 0.5, figures={"validation score": 0.7}) for k in (1, 2)
         ],
     }[layout]
     page = {"layout": layout, "title": "A figure", "counts": {"Blocks": [1, 2]}}
-    teacher = teacher_result(name="as in Table 3")
+    teacher = teacher_result(name="IGNN")
     return results(*rows, teachers=[teacher], experiment=layout, page=page)
 
 

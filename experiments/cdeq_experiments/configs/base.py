@@ -53,10 +53,15 @@ class TeacherConfig(ModelConfig):
     solver: Solver = field(default_factory=Anderson)
     closed_form: str | None = None
 
+    def continued(self, teaching: TeachConfig) -> ContinuedConfig:
+        """This one, once it is trained, trained on."""
+        given = {f.name: getattr(self, f.name) for f in fields(TeacherConfig)}
+        return ContinuedConfig(**{**given, "pretraining": None, "teaching": teaching})
+
 
 @dataclass(frozen=True, kw_only=True)
-class FewStepConfig(TeacherConfig):
-    """The trained teacher, trained on to be good after a few steps."""
+class ContinuedConfig(TeacherConfig):
+    """The trained teacher of a suite, trained on: to be good after a few steps, or to be deeper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,12 +206,10 @@ class SuiteConfig:
             explicit={name: one for name, one in self.explicit.items() if name in asked},
         )
 
-    def few_step_teacher(self, steps: int) -> FewStepConfig:
+    def few_step_teacher(self, steps: int) -> ContinuedConfig:
         """The teacher, trained on to be good after `steps` Picard steps."""
         assert self.few_step is not None
-        given = {f.name: getattr(self.teacher, f.name) for f in fields(self.teacher)}
-        given |= {"pretraining": None, "teaching": few_step_teaching(self.few_step, steps)}
-        return FewStepConfig(**given)
+        return self.teacher.continued(few_step_teaching(self.few_step, steps))
 
 
 # How everything on a text or on images is trained.

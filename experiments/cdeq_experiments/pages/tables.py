@@ -59,7 +59,7 @@ def cell(metric: MetricStyle, row: pd.Series, field: str, *, paper: bool = True)
     told = row["published"].get(field.partition(",")[0]) if paper else None
     if math.isnan(value):
         text = "–"
-    elif field in ("metric", "converged", "validation accuracy"):
+    elif field in ("metric", "converged", "validation score"):
         spread = row["spread"] if field == "metric" else math.nan
         text = metric.text(value, None if math.isnan(spread) else spread)
     else:
@@ -172,13 +172,16 @@ def _certified(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[Ta
 
 
 def _teachers(results: Results, dataset: str, own: pd.DataFrame) -> Iterator[Table]:
-    counts = results.page["counts"][dataset]
+    counts, metric = results.page["counts"][dataset], metric_of(results, dataset)
     teachers = [results.teacher(dataset, method) for method in own["method"]]
     own = own.assign(converged=[t.metric for t in teachers], taken=[t.steps for t in teachers])
-    fields = {"validation": "validation accuracy", "converged": "converged", "steps": "taken"}
+    near = own[[metric.near(r["metric"], r["converged"]) for _, r in own.iterrows()]]
+    own = own.assign(fewest=own["method"].map(near.groupby("method")["steps"].min()))
+    fields = {"validation": "validation score", "converged": "converged", "steps": "taken"}
+    fields |= {"within 1% after": "fewest", "training": "train_seconds"}
     columns = {head: (field, counts[0]) for head, field in fields.items()}
     columns |= {f"at {k}": ("metric", k) for k in counts}
-    yield _table_of(metric_of(results, dataset), own, columns)
+    yield _table_of(metric, own, columns)
 
 
 LAYOUTS: dict[str, Callable[[Results, str, pd.DataFrame], Iterator[Table]]] = {

@@ -34,7 +34,7 @@ from cdeq.trajectories import TrajectoryStore, record
 from cdeq.trajectories.fingerprint import teacher_fingerprint
 from cdeq.zoo import load_pretrained, pretrained_models, write_pretrained
 from cdeq_experiments.configs.base import (
-    FewStepConfig,
+    ContinuedConfig,
     StudentConfig,
     SuiteConfig,
     TeacherConfig,
@@ -275,7 +275,7 @@ class Suite(ABC):
     def _stages(self, config: TeacherConfig) -> list[tuple[str, Key]]:
         """The stages of a training, each with what it depends on; the last has the model's name."""
         key = {**self.data_key, "model": config.model, "arguments": config.arguments}
-        if isinstance(config, FewStepConfig):
+        if isinstance(config, ContinuedConfig):
             key["after"] = self.teacher_key
         both = [("pretraining", config.pretraining), ("", config.teaching)]
         named = [(name, replace(how, seed=self.teacher_seed)) for name, how in both if how]
@@ -287,13 +287,13 @@ class Suite(ABC):
     def train_equilibrium_model(self, name: str, config: TeacherConfig) -> tuple[Model, Training]:
         """From the zoo, or built with the teacher's seed; shallow first, if so asked, whose seconds are included.
 
-        A few-step model begins as the teacher, whose seconds are not included.
+        One that is trained on begins as the teacher, whose seconds are not included.
         """
         if config == self.config.teacher and (found := self.pretrained) is not None:
             seconds = (found.card or {})["training"]["seconds"]
             return found.teacher, Training(seconds=seconds, finished=True)
         model: Model = self.build(lambda: config.build(**self.data.sizes), self.teacher_seed)
-        if isinstance(config, FewStepConfig):
+        if isinstance(config, ContinuedConfig):
             model.load_state_dict(self.teacher.state_dict())
         training = Training()
         for stage, key in self._stages(config):
