@@ -48,7 +48,7 @@ def test_each_count_meets_its_own_memory():
     found = measure_text_quality(
         method, model, segments, known.states, perplexity(), (1, 3, 60), lambda *a: seen.append(a)
     )
-    memory, total, count, distances = (), 0.0, 0, []
+    memory, total, count, distances, residuals = (), 0.0, 0, [], []
     for (tokens, targets), star in zip(segments, known.states, strict=True):
         context = model.inject(Segment(tokens, memory))
         z = model.start(context)
@@ -58,14 +58,17 @@ def test_each_count_meets_its_own_memory():
         total += float(model.words.nll(z, targets).sum())
         count += int((targets >= 0).sum())
         distances += [(a - b).norm() / b.norm() for a, b in zip(z, star, strict=True)]
+        after = model.step(z, context)
+        residuals += [(b - a).norm() / a.norm() for a, b in zip(z, after, strict=True)]
     assert count == 45
     assert found[3].metric == pytest.approx(math.exp(total / count), rel=1e-9)
     assert found[3].distance == pytest.approx(float(torch.stack(distances).mean()), rel=1e-6)
+    assert found[3].residual == pytest.approx(float(torch.stack(residuals).mean()), rel=1e-6)
     assert found[60].metric == pytest.approx(known.metric, rel=1e-3)
     assert found[1].distance > found[3].distance > found[60].distance
     assert seen[-1] == (3 * len(segments), 3 * len(segments))
     alone = measure_text_quality(method, model, segments, None, perplexity(), (1,))
-    assert alone[1].distance is None
+    assert (alone[1].distance, alone[1].residual) == (None, None)
 
 
 @torch.no_grad()

@@ -23,10 +23,10 @@ CARD = zoo.Card(
     score=0.9,
     steps=12.3,
     converged=1.0,
-    depth=[{"steps": 1, "score": 0.5, "distance": 0.3}],
+    depth=[{"steps": 1, "score": 0.5, "distance": 0.3, "residual": 0.2}],
     student=[
-        {"steps": 1, "score": 0.8, "distance": 0.1},
-        {"steps": 2, "score": 0.89, "distance": 0.01},
+        {"steps": 1, "score": 0.8, "distance": 0.1, "residual": 0.05},
+        {"steps": 2, "score": 0.89, "distance": 0.01, "residual": 0.005},
     ],
     training={"updates": 3},
     command="cdeq reproduce table2",
@@ -101,8 +101,8 @@ def test_the_command_lists_and_shows(folder, capsys):
     assert "90.0%" in shown
     assert cli.main(["zoo", "toy", "--folder", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert "1: 50.0% (distance 0.3)" in shown
-    assert "2: 89.0% (distance 0.01)" in shown
+    assert "1: 50.0% (distance 0.3, residual 0.2)" in shown
+    assert "2: 89.0% (distance 0.01, residual 0.005)" in shown
     assert cli.main(["zoo", "none", "--folder", str(folder)]) == 1
     assert "cdeq: there is no pretrained model 'none'" in capsys.readouterr().err
     assert cli.main(["zoo", "--folder", str(folder / "nowhere")]) == 1
@@ -122,6 +122,7 @@ def test_each_model_of_the_zoo_is_what_its_card_says(name):
     assert zoo.check_pretrained(name) < 1e-3
     for entry in (card.depth, card.student):
         assert [one["steps"] for one in entry] == sorted(one["steps"] for one in entry)
+        assert all(one["distance"] > 0 and one["residual"] > 0 for one in entry)
     assert card.converged >= 0.99
     assert card.command
     assert card.commit

@@ -19,9 +19,12 @@ def card_of(results: Results, dataset: str, name: str, training: dict[str, Any])
     """The card of a teacher and its student from what was measured on a data set: Picard's rows and `corrected`'s."""
     teacher, found = results.teacher(dataset), curves(results, dataset)
 
-    def scores(method: str, field: str) -> list[dict[str, float]]:
+    def scores(method: str) -> list[dict[str, float]]:
         points = [p for p in found.get(method, []) if p.steps is not None and p.metric is not None]
-        told = [{"steps": p.steps, "score": p.metric, field: getattr(p, field)} for p in points]
+        told = [
+            {"steps": p.steps, "score": p.metric, "distance": p.distance, "residual": p.residual}
+            for p in points
+        ]
         return [{k: v for k, v in one.items() if v is not None} for one in told]
 
     return Card(
@@ -35,8 +38,8 @@ def card_of(results: Results, dataset: str, name: str, training: dict[str, Any])
         score=teacher.metric or 0.0,
         steps=teacher.steps or 0.0,
         converged=teacher.converged or 0.0,
-        depth=scores("picard", "distance"),
-        student=scores("corrected", "distance"),
+        depth=scores("picard"),
+        student=scores("corrected"),
         training={**training, "seconds": teacher.train_seconds},
         command=results.command,
         commit=results.commit,
@@ -81,7 +84,8 @@ def card_table(card: Card) -> Table:
     )
     for title, rows in (("plain evaluations", card.depth), ("steps of the student", card.student)):
         told = [
-            f"{one['steps']:g}: {metric.text(one['score'])} (distance {one['distance']:.2g})"
+            f"{one['steps']:g}: {metric.text(one['score'])} (distance {one['distance']:.2g}, "
+            f"residual {one['residual']:.2g})"
             for one in rows
         ]
         table.add_row(title, "; ".join(told))

@@ -19,6 +19,7 @@ from cdeq.evaluation.methods import Method
 from cdeq.evaluation.metrics import Metric
 from cdeq.evaluation.quality import CONVERGED, Equilibria, Quality, mean_of
 from cdeq.solvers import Anderson, solve_model
+from cdeq.trajectories.capture import measure_residual
 
 Segments = Sequence[tuple[Tensor, Tensor]]
 """Consecutive (tokens, targets), each (B, L); a negative target counts for nothing."""
@@ -76,15 +77,15 @@ def measure_text_quality(
     counts: tuple[int, ...],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[int, Quality]:
-    """Score and, if `equilibria` are known, distance to them; the text is read once for each number of steps.
+    """Score and, if `equilibria` are known, distance to them and residual; the text is read once for each count.
 
-    The residual is not measured: it would cost one more step at every segment.
+    As for other data, measuring a residual is an evaluation that is not part of the method's cost.
     """
     batched, remembering = is_batched(model), require_memory(model)
     found = {}
     for number, k in enumerate(counts):
         memory: Memory = ()
-        parts, distances = [], []
+        parts, distances, residuals = [], [], []
         for place, (tokens, targets) in enumerate(segments):
             x = Segment(tokens, memory)
             context = model.inject(x)
@@ -92,10 +93,11 @@ def measure_text_quality(
             parts.append(score_part(model, model.readout(z, context), targets))
             if equilibria is not None:
                 distances.append(relative_distance(z, equilibria[place], batched))
+                residuals.append(measure_residual(model, z, context))
             memory = remembering.remember(z, context)
             if progress is not None:
                 progress(number * len(segments) + place + 1, len(counts) * len(segments))
-        found[k] = Quality(metric.score(parts), mean_of(distances), None)
+        found[k] = Quality(metric.score(parts), mean_of(distances), mean_of(residuals))
     return found
 
 
