@@ -44,9 +44,9 @@ class Card:
     """What is known of a pretrained model.
 
     `score`: of the converged teacher on its test data, in `metric`; `steps`: evaluations to converge, the mean;
-    `converged`: share of test samples with a residual of 1e-3 or less. `depth`: for numbers of plain evaluations, score,
-    distance to the equilibrium and residual. `student`: the same for numbers of its steps. `training`: what each stage was,
-    with its seconds. `stage`: where the training stands, if it is to go on.
+    `converged`: share of test samples with a residual of 1e-3 or less. `depth`: for numbers of plain evaluations,
+    score, distance to the equilibrium and residual. `student`: the same for numbers of its steps. `training`: what
+    each stage was, with its seconds. `stage`: where the training stands, if it is to go on.
     """
 
     name: str

@@ -86,9 +86,7 @@ def figure_results(layout):
             for who in ("solver", "certified")
             for tol in ("0.1", "0.01")
         ],
-        "teachers": [
-            row("IGNN", k, 0.5, figures={"validation score": 0.7}) for k in (1, 2)
-        ],
+        "teachers": [row("IGNN", k, 0.5, figures={"validation score": 0.7}) for k in (1, 2)],
     }[layout]
     page = {"layout": layout, "title": "A figure", "counts": {"Blocks": [1, 2]}}
     teacher = teacher_result(name="IGNN")
