@@ -29,18 +29,14 @@ LEARNED = {"hyperdeq": "learned solver", "ignn_solver": "learned solver"}
 
 
 class Known:
-    """What an expression can ask for, from a folder of results.
-
-    An experiment is one of results/small, `table2`, or has its folder before it, `zoo/table2`.
-    """
+    """What an expression can ask for, from a folder of results: experiments are those of results/small."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.read = cache(self._read)
 
     def _read(self, experiment: str) -> tuple[Results, pd.DataFrame]:
-        where = experiment if "/" in experiment else f"small/{experiment}"
-        results = Results.from_json(self.folder / f"{where}.json")
+        results = Results.from_json(self.folder / "small" / f"{experiment}.json")
         return results, frames.frame(results)
 
     def at(self, experiment: str, dataset: str, method: str, steps: int | None = None) -> Any:
@@ -122,7 +118,7 @@ def main(arguments: list[str]) -> None:
             filled(path.read_text(encoding="utf-8"), root / "results"), encoding="utf-8"
         )
         if path.name == "README.md":
-            pictured = Known(root / "results").read("zoo/table2")[0]
+            pictured = Known(root / "results").read("table2")[0]
             draw_picture(pictured, "Tiny-ImageNet (40 classes)", root / "docs" / "picture.png")
 
 
