@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from cdeq.equilibrium.memory import Memory, Segment
 from cdeq.models.arguments import arguments_of
 from cdeq.models.text.adaptive import AdaptiveVocabulary
-from cdeq.models.text.relative import relative_attention, sinusoids
+from cdeq.models.text.relative import segment_attention, sinusoids
 from cdeq.models.text.segment_start import SegmentStart
 
 
@@ -195,23 +195,10 @@ class DEQTransformer(nn.Module):
         return torch.zeros_like(context.injection[..., : self.width])
 
     def step(self, z: Tensor, context: SegmentContext) -> Tensor:
-        batch, length, width = z.shape
-        u = context.injection[..., : 3 * width]
-        q, k, v = (
-            (self.qkv(z) + u)
-            .view(batch, length, 3, self.heads, width // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
-        keys = torch.cat((context.keys, k), dim=2)
-        attended = relative_attention(
-            q,
-            keys,
-            torch.cat((context.values, v), dim=2),
-            context.positions[:, -keys.shape[2] :],
-            self.content_bias,
-            self.position_bias,
-        )
-        attended = self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        width = self.width
+        projected = self.qkv(z) + context.injection[..., : 3 * width]
+        biases = self.content_bias, self.position_bias
+        attended = self.out(segment_attention(projected, context, *biases))
         if context.attention_mask is not None:
             attended = attended * context.attention_mask
         if self.direct:

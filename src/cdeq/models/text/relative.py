@@ -1,13 +1,18 @@
 """Attention by content and by distance (Dai et al. 2019, Transformer-XL, section 3.3).
 
-Shapes: B texts, H heads, L tokens, K = M + L tokens with the memory before them, E = D / H.
+Shapes: B texts, H heads, L tokens, K = M + L tokens with the memory before them, D width, E = D / H.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from cdeq.models.text.deq_transformer import SegmentContext
 
 
 def sinusoids(length: int, width: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -53,3 +58,24 @@ def relative_attention(
         scores = torch.add(by_distance, query @ k.transpose(-1, -2), alpha=scale)
         return scores.softmax(dim=-1) @ v
     return F.scaled_dot_product_attention(query, k, v, attn_mask=by_distance)
+
+
+def segment_attention(
+    projected: Tensor, context: SegmentContext, content_bias: Tensor, position_bias: Tensor
+) -> Tensor:
+    """Relative attention (B, L, D) of a segment over its memory and itself; `projected` (B, L, 3 D) are q, k and v.
+
+    Keys and values of the memory, and keys of distances, are the context's.
+    """
+    (batch, length, _), (heads, size) = projected.shape, content_bias.shape
+    q, k, v = projected.view(batch, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+    keys = torch.cat((context.keys, k), dim=2)
+    attended = relative_attention(
+        q,
+        keys,
+        torch.cat((context.values, v), dim=2),
+        context.positions[:, -keys.shape[2] :],
+        content_bias,
+        position_bias,
+    )
+    return attended.transpose(1, 2).reshape(batch, length, heads * size)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from cdeq.models.text.relative import relative_attention
+from cdeq.models.text.relative import segment_attention
 from cdeq.models.text.windows import causal_windows, gelu
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class SegmentStart(nn.Module):
 
     def __init__(self, width: int, heads: int, kernel: int = 3):
         super().__init__()
-        self.width, self.heads, self.kernel = width, heads, kernel
+        self.width, self.kernel = width, kernel
         self.guess = nn.Linear(kernel * width, width)
         self.qkv = nn.Linear(width, 3 * width)
         self.content_bias = nn.Parameter(torch.zeros(heads, width // heads))
@@ -40,22 +40,8 @@ class SegmentStart(nn.Module):
 
     def forward(self, context: SegmentContext) -> Tensor:
         u = context.injection[..., : 3 * self.width]
-        batch, length, _ = u.shape
         before = context.memory[1][..., self.width :]
         h = gelu(self.guess(causal_windows(u[..., 2 * self.width :], self.kernel, before=before)))
-        q, k, v = (
-            (self.qkv(h) + u)
-            .view(batch, length, 3, self.heads, self.width // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
-        keys = torch.cat((context.keys, k), dim=2)
-        attended = relative_attention(
-            q,
-            keys,
-            torch.cat((context.values, v), dim=2),
-            context.positions[:, -keys.shape[2] :],
-            self.content_bias,
-            self.position_bias,
-        )
-        attended = attended.transpose(1, 2).reshape(batch, length, self.width)
+        biases = self.content_bias, self.position_bias
+        attended = segment_attention(self.qkv(h) + u, context, *biases)
         return self.out(gelu(self.expand(torch.cat((h, attended), dim=-1))))
