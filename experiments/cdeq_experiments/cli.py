@@ -33,7 +33,8 @@ class Reproduce(Placed):
 
     experiment: tyro.conf.Positional[Literal[Tables, Figures, Ablations, "all"]]
     """Which: table1 (language), table2 (images), table3 (graphs), inductive (unseen nodes), chains (long ones),
-    teachers (trained in other ways), a figure or an ablation by name (docs/reproducing.md says what each is), or all of them."""
+    teachers (other trainings of them), a figure or an ablation by name (docs/reproducing.md says what each is), or all
+    of them."""
     scale: Literal["tiny", "small", "paper"] = "small"
     """tiny: embedded data, a minute; small: real data, one to two hours for a table on two cores; paper: the
     published sizes, as configurations that were not run in full."""
