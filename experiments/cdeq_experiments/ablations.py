@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from cdeq_experiments.configs import figure_configs
-from cdeq_experiments.configs.base import Counts, Kind, StudentConfig, SuiteConfig
+from cdeq_experiments.configs.base import CORRECTED, Counts, Kind, StudentConfig, SuiteConfig
 from cdeq_experiments.tables import Experiment, Page, measure_tables
 
 Variants = dict[str, StudentConfig]
@@ -91,7 +91,7 @@ def pairs(
 
 
 def recipe_parts(config: SuiteConfig) -> Variants:
-    """From the published recipe to ours, one part after another; the last is the anchored student of the tables."""
+    """From the published recipe to `anchored`, one part after another; then the students of the tables, to the default."""
     last = config.students["anchored"].resolve()
     own: dict[str, Any] = {"states": "own", "depth": last.depth, "backprop": "truncated"}
     own["augment_probability"] = 0.0
@@ -106,7 +106,8 @@ def recipe_parts(config: SuiteConfig) -> Variants:
         "+ log loss": {**through, "loss": "log"},
         "+ learned start": {**through, "loss": "log", "start": "learned"},
     }
-    return changes(**steps)(config) | {"anchored": config.students["anchored"]}
+    ours = {name: config.students[name] for name in ("anchored", *CORRECTED)}
+    return changes(**steps)(config) | ours
 
 
 def corrected_parts(config: SuiteConfig) -> Variants:
@@ -160,7 +161,7 @@ ABLATIONS = (
     Ablation("gamma-rho", "gamma = 2, rho = 0.1", GAMMA_RHO, {"text": (8,)}, ("rho", "gamma")),
     Ablation("beta", "beta = 0.9", CLOCKS, {"text": (8,)}),
     Ablation("time-map", "exponential", TIME_MAPS, SHORT),
-    Ablation("recipe", "anchored", recipe_parts, SHORT),
+    Ablation("recipe", "corrected", recipe_parts, SHORT),
     Ablation("corrected", "corrected", corrected_parts, LONG),
     Ablation("updates", "paper", longer_trainings, SHORT),
 )

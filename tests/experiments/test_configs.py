@@ -160,8 +160,8 @@ def test_the_ablations_have_the_papers_sizes():
 def test_the_default_is_the_recipe_of_the_tables(ablation):
     for config in ablation.configs("small"):
         [usual] = [c for c in figure_configs("small") if c.kind == config.kind]
-        ours = {"recipe": "anchored", "corrected": "corrected"}
-        wanted = usual.students[ours.get(ablation.name, "paper")]
+        ours = ablation.name in ("recipe", "corrected")
+        wanted = usual.students["corrected" if ours else "paper"]
         default = config.students[ablation.default]
         assert default.resolve() == wanted.resolve()
         assert default.fit == wanted.fit
@@ -175,6 +175,9 @@ def test_each_part_of_the_recipe_changes_what_its_name_says():
         assert "states" in changed[0]
         assert "boundary" in changed[1]
         assert changed[2:5] == [{"backprop"}, {"loss"}, {"start"}]
+        [tables] = [c for c in figure_configs("small") if c.kind == config.kind]
+        for name in ("anchored", "warm_start", "corrected"):
+            assert config.students[name] == tables.students[name]
 
 
 def test_each_variant_of_the_default_recipe_lacks_what_its_name_says():
