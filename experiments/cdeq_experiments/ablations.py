@@ -91,7 +91,7 @@ def pairs(
 
 
 def recipe_parts(config: SuiteConfig) -> Variants:
-    """From the published recipe to `anchored`, one part after another; then the students of the tables, to the default."""
+    """From the published recipe to `anchored`, one part after another, and on to the default: students of tables."""
     last = config.students["anchored"].resolve()
     own: dict[str, Any] = {"states": "own", "depth": last.depth, "backprop": "truncated"}
     own["augment_probability"] = 0.0
