@@ -150,21 +150,23 @@ def test_the_start_network_is_zero_before_training_and_causal(form):
     other[:, 6] = (other[:, 6] + 1) % WORDS
     before, after = network(context), network(model.inject(other))
     changed = (before != after).any(-1)
-    # A token's own injection and those of the two before it.
-    expected = torch.zeros(LENGTH, dtype=torch.bool)
-    expected[6:9] = True
+    # The token itself and all after it, which attend to it.
+    expected = torch.arange(LENGTH) >= 6
     assert torch.equal(changed, expected.expand(3, -1))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("cut", [1, 2, 5])
 def test_a_text_that_is_cut_starts_as_the_whole_one(cut):
+    """If what is remembered of the first part is what the start attends to in the whole: its own first guess."""
     model, tokens = build(), text()
     network = model.start_network().double()
     torch.nn.init.normal_(network.out.weight)
+    network.qkv.weight.copy_(model.qkv.weight)
+    network.qkv.bias.zero_()
     whole = network(model.inject(tokens))
     first = model.inject(tokens[:, :cut])
-    memory = model.remember(model.start(first), first)
+    memory = model.remember(network.first_guess(first), first)
     rest = network(model.inject(Segment(tokens[:, cut:], memory)))
     torch.testing.assert_close(torch.cat((network(first), rest), 1), whole)
 

@@ -38,10 +38,15 @@ class SegmentStart(nn.Module):
         """The linear layers at the end, for the one tensor of the state."""
         return [[self.out]]
 
-    def forward(self, context: SegmentContext) -> Tensor:
-        u = context.injection[..., : 3 * self.width]
+    def first_guess(self, context: SegmentContext) -> Tensor:
+        """h, without attention."""
+        values = context.injection[..., 2 * self.width : 3 * self.width]
         before = context.memory[1][..., self.width :]
-        h = gelu(self.guess(causal_windows(u[..., 2 * self.width :], self.kernel, before=before)))
+        return gelu(self.guess(causal_windows(values, self.kernel, before=before)))
+
+    def forward(self, context: SegmentContext) -> Tensor:
+        h = self.first_guess(context)
+        projected = self.qkv(h) + context.injection[..., : 3 * self.width]
         biases = self.content_bias, self.position_bias
-        attended = segment_attention(self.qkv(h) + u, context, *biases)
+        attended = segment_attention(projected, context, *biases)
         return self.out(gelu(self.expand(torch.cat((h, attended), dim=-1))))
