@@ -21,7 +21,7 @@ from cdeq_experiments.pages.frame import figure, frame
 SETTINGS = Path(__file__).parent / "templates" / "plots.mplstyle"
 INK = "#20242c"
 COLOURS = ("#0068a3", "#c25500", "#00805d", "#a8477f", "#6b7280", "#8a6d00", "#5b3f9e")
-MARKERS = "o^sDvPX"
+MARKERS = "o^sDvPX*h"
 TICKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 50, 100, 200, 500, 1000)
 PICTURED = {
     "anderson": "Anderson, the model's own solver",
@@ -91,19 +91,24 @@ def _panels(
 
 
 def _curves(panel: Axes, results: Results, dataset: str, own: pd.DataFrame, field: str) -> None:
-    """A line for each method, thicker for students; variants of an ablation have the next of our colours."""
+    """A line for each method, thicker for students; variants of an ablation have the next of our colours.
+
+    When these are used up, they come again with other markers, on dashed lines.
+    """
     metric, goal = metric_of(results, dataset), results.teacher(dataset).metric
     variants, own = results.page["layout"] in ("ablation", "teachers"), own[own["steps"].notna()]
     for place, (method, rows) in enumerate(own.groupby("method", sort=False)):
         known, look = rows.sort_values("steps").dropna(subset=field), style(str(method))
+        again = variants and place >= len(COLOURS)
         if variants:
-            nth = place % len(COLOURS)
-            look = look._replace(kind="student", colour=COLOURS[nth], marker=MARKERS[nth])
+            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+            look = look._replace(kind="student", colour=colour, marker=marker)
         if len(known):
             panel.plot(
                 known["steps"],
                 (metric.factor if field == "metric" else 1.0) * known[field],
                 linewidth=1.2 if look.kind == "solver" else 2.0,
+                linestyle="--" if again else "-",
                 color=look.colour,
                 marker=look.marker,
                 label=known["name"].iloc[0],

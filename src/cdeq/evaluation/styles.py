@@ -41,7 +41,7 @@ STYLES = {
     "ignn_published": Style("IGNN, kappa 0.9", "solver", "#6b7280", "#a3abb8", "s"),
     "eignn_published": Style("EIGNN, gamma 0.8", "solver", "#a8477f", "#e3a3c6", "v"),
     "mignn": Style("MIGNN", "solver", "#2f6b8a", "#8cc7e6", ">"),
-    "few_step": Style("Few-step", "student", "#b0304f", "#f08aa4", "p"),
+    "few_step": Style("Few-step", "student", "#3f6f1d", "#a0cf75", "p"),
     "eignn_closed": Style("EIGNN, closed form", "explicit", "#7a5a00", "#dcb64a", "*"),
     "solved": Style("Anderson, to its tolerance", "solver", "#7a5a00", "#dcb64a", "<"),
     "anchored_teacher_memory": Style(
