@@ -61,7 +61,7 @@ BUDGET = Budget(
     corrected=Updates(4, 3e-3),
     learned_solver=Updates(4, 3e-3),
     explicit=Updates(4, 2e-3),
-    few_step_updates=3,
+    few_step=Updates(3, 1e-4),
     depths=(3, 5),
     warmup_updates=2,
 )

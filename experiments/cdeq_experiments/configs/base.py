@@ -227,8 +227,9 @@ class Updates:
 class Budget:
     """Updates of everything that is trained on a text or on images.
 
-    An equilibrium model is first trained as `pretraining_depth` unrolled steps; a few-step model goes on from the
-    teacher, at its rate. A solve in training has between `depths` steps, the last `phantom_steps` with a gradient.
+    An equilibrium model is first trained as `pretraining_depth` unrolled steps. A few-step model goes on from the
+    teacher, at a tenth of its rate: at the same rate it would lose what the teacher has learned. A solve in training
+    has between `depths` steps, the last `phantom_steps` with a gradient.
     """
 
     pretraining: Updates = Updates(1600, 2e-3)
@@ -238,7 +239,7 @@ class Budget:
     corrected: Updates = Updates(300, 3e-3)
     learned_solver: Updates = Updates(150, 3e-3)
     explicit: Updates = Updates(1000, 2e-3)
-    few_step_updates: int = 600
+    few_step: Updates = Updates(600, 1e-4)
     pretraining_depth: int = 3
     depths: tuple[int, int] = (8, 20)
     phantom_steps: int = 3
@@ -275,10 +276,9 @@ class Budget:
             teaching=self.teach(),
         )
 
-    def few_step(self) -> TeachConfig:
+    def teach_few_steps(self) -> TeachConfig:
         """How a few-step model is trained, whatever the number of steps."""
-        config = self.fit(Updates(self.few_step_updates, self.teaching.rate))
-        return replace(self.teach(), fit=config, penalty=0.0)
+        return replace(self.teach(), fit=self.fit(self.few_step), penalty=0.0)
 
     def student(self, recipe: str, **changes: Any) -> StudentConfig:
         """A student of a recipe."""

@@ -74,7 +74,7 @@ def image_config(
         tolerances=base.Tolerances(max_steps=60),
         counts=base.Counts(shown=SHOWN, methods=SCORED, solvers=SOLVED, timed=SOLVED),
         learned_solver=budget.hyperdeq(),
-        few_step=budget.few_step(),
+        few_step=budget.teach_few_steps(),
         explicit=budget.explicit_models(EXPLICIT, pixels, explicit),
     )
 
@@ -90,7 +90,7 @@ DIGITS = image_config(
         corrected=base.Updates(30, 3e-3),
         learned_solver=base.Updates(20, 3e-3),
         explicit=base.Updates(40, 2e-3),
-        few_step_updates=20,
+        few_step=base.Updates(20, 1e-4),
         depths=(6, 12),
         warmup_updates=10,
         weight_decay=0.01,
@@ -128,7 +128,7 @@ def small_images(
             anchored=base.Updates(300, 6e-3),
             learned_solver=base.Updates(80, 3e-3),
             explicit=base.Updates(shallow + deep, 2e-3),  # as many passes as the teacher
-            few_step_updates=deep // 4,
+            few_step=base.Updates(deep // 4, 1.5e-4),
             pretraining_depth=3,
             depths=(8, 16),
             penalty=0.0,
@@ -168,7 +168,7 @@ IMAGENET = image_config(
         corrected=base.Updates(50_000, 1e-3),
         learned_solver=base.Updates(10_000, 1e-3),
         explicit=base.Updates(1_000_000, 1e-3),
-        few_step_updates=200_000,
+        few_step=base.Updates(200_000, 5e-5),
         pretraining_depth=4,
         depths=(20, 26),
         phantom_steps=5,

@@ -62,7 +62,7 @@ def text_config(
         tolerances=base.Tolerances(),
         counts=base.Counts(shown=SHOWN, methods=SCORED, solvers=SOLVED, timed=SOLVED),
         learned_solver=budget.hyperdeq(),
-        few_step=budget.few_step(),
+        few_step=budget.teach_few_steps(),
         explicit=budget.explicit_models(EXPLICIT, words, explicit),
     )
 
@@ -78,7 +78,7 @@ MANUAL = text_config(
         corrected=base.Updates(40, 3e-3),
         learned_solver=base.Updates(20, 3e-3),
         explicit=base.Updates(60, 2e-3),
-        few_step_updates=20,
+        few_step=base.Updates(20, 1e-4),
         warmup_updates=10,
     ),
     words={"width": 32, "cutoffs": (200, 1000), "divisor": 2, "dropout": 0.05},
@@ -117,7 +117,7 @@ WIKITEXT_103 = text_config(
         corrected=base.Updates(20_000, 3e-4),
         learned_solver=base.Updates(10_000, 3e-4),
         explicit=base.Updates(300_000, 2.5e-4),
-        few_step_updates=50_000,
+        few_step=base.Updates(50_000, 2.5e-5),
         pretraining_depth=2,
         depths=(25, 35),
         phantom_steps=5,
