@@ -26,7 +26,7 @@ from cdeq_experiments.jobs import Job, run_jobs
 from cdeq_experiments.options import ExperimentError, Options
 from cdeq_experiments.pages import write_pages
 from cdeq_experiments.suites import make_suites
-from cdeq_experiments.suites.base import Suite
+from cdeq_experiments.suites.base import PUBLISHED, Suite
 
 REPEATS = 5
 """Of every timing."""
@@ -88,7 +88,7 @@ class Experiment:
                 write_pages(results, options.out)
         if self.publish:
             for suite in suites:
-                if suite.teacher_seed == 0:
+                if suite.teacher_seed == 0 and PUBLISHED in suite.config.students:
                     options.say(suite.publish(results))
         return results
 

@@ -80,6 +80,15 @@ def test_all_rows_of_a_text_and_of_images(table, kind, seeds, reproduced):
     assert found.page["counts"] == {config.title: list(config.counts.shown)}
 
 
+def test_rows_are_made_alone_if_they_are_asked_for_by_name(reproduced):
+    place = reproduced("table1", *SEEDS)
+    whole = found_at(results(place, "table1"))
+    reproduced("table1", "--methods", "picard", "few_step", "--out", "some")
+    some = found_at(Results.from_json(place / "some" / "table1.json"))
+    assert {method for method, _, _ in some} == {"picard", "few_step"}
+    assert all(some[row].metric == whole[row].metric for row in some)
+
+
 def test_scores_of_a_text_are_those_of_the_trained_models(reproduced):
     place = reproduced("table1", *SEEDS)
     found, suite = results(place, "table1"), kept_suite(place, "text")

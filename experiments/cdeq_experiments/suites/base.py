@@ -53,6 +53,8 @@ Keep = Callable[[int, State], None]
 
 SAVED, RECORDED = "student", "trajectories"
 """Folders inside that of a run: the finished student; what was recorded."""
+PUBLISHED = "corrected"
+"""The student that is kept for users, where it is among those that are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +197,7 @@ class Suite(ABC):
     def publish(self, results: Results) -> str:
         """The default student of the first seed as a folder of the zoo; a line about it."""
         config, folder = self.config, self.options.runs.parent / "models" / self.config.pretrained
-        student, _ = self.train_student(config.students["corrected"], self.seeds[0])
+        student, _ = self.train_student(config.students[PUBLISHED], self.seeds[0])
         card = evaluation.card_of(results, config.title, config.pretrained, self.teaching)
         if is_main_process():
             sample = moved(self.sample_input(), ON_CPU.device)
