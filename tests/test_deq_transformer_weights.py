@@ -171,6 +171,19 @@ def test_a_text_that_is_cut_starts_as_the_whole_one(cut):
     torch.testing.assert_close(torch.cat((network(first), rest), 1), whole)
 
 
+@torch.no_grad()
+def test_a_start_is_at_most_twice_as_long_as_a_state_whatever_is_remembered():
+    model = build()
+    network = model.start_network().double()
+    torch.nn.init.normal_(network.out.weight)
+    far = tuple(1e6 * part for part in some_memory())
+    start = network(model.inject(Segment(text(), far)))
+    context = model.inject(text())
+    longest = 2 * model.step(model.start(context), context).norm(dim=-1).max()
+    assert torch.all(start.norm(dim=-1) <= longest * (1 + 1e-3))
+    assert start.norm(dim=-1).max() > 0.9 * longest
+
+
 def test_a_start_network_takes_one_token():
     model = build()
     assert model.start_network().double()(model.inject(text(length=1))).shape == (3, 1, WIDTH)

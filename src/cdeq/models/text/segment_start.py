@@ -49,4 +49,8 @@ class SegmentStart(nn.Module):
         projected = self.qkv(h) + context.injection[..., : 3 * self.width]
         biases = self.content_bias, self.position_bias
         attended = segment_attention(projected, context, *biases)
-        return self.out(gelu(self.expand(torch.cat((h, attended), dim=-1))))
+        s = self.out(gelu(self.expand(torch.cat((h, attended), dim=-1))))
+        # States end in a layer norm; starts of a trained student are up to half as long again. Without a limit, memory
+        # that is far off leaves memory that is farther off.
+        longest = 2 * self.width**0.5
+        return s * (longest / torch.linalg.vector_norm(s, dim=-1, keepdim=True).clamp_min(longest))
