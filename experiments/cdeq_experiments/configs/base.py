@@ -228,8 +228,8 @@ class Budget:
     """Updates of everything that is trained on a text or on images.
 
     An equilibrium model is first trained as `pretraining_depth` unrolled steps. A few-step model goes on from the
-    teacher, on text at a tenth of its rate: at the same rate it would lose what the teacher has learned. A solve in training
-    has between `depths` steps, the last `phantom_steps` with a gradient.
+    teacher, on text at a tenth of its rate: at the same rate it would lose what the teacher has learned. A solve in
+    training has between `depths` steps, the last `phantom_steps` with a gradient.
     """
 
     pretraining: Updates = Updates(1600, 2e-3)
