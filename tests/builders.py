@@ -69,7 +69,7 @@ def options(folder: Path, **fields: Any) -> Options:
         "data": folder / "no-data",
         "runs": folder / "runs",
         "out": folder / "out",
-        "seeds": 1,
+        "seeds": (0,),
     }
     return Options(**(usual | fields))
 

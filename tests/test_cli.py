@@ -163,7 +163,7 @@ def test_bad_arguments_are_named(arguments, message, capsys):
 COMMANDS = {
     "demo": {"device", "precision", "task", "out", "seed", "threads"},
     "reproduce": {
-        "device", "precision", "scale", "data-dir", "out", "runs", "seeds", "only", "jobs", "threads",
+        "device", "precision", "scale", "data-dir", "out", "runs", "seeds", "first-seed", "only", "jobs", "threads",
         "train-teachers", "no-train-teachers", "students-only", "no-students-only", "methods",
     },
     "report": {"results", "out"},

@@ -45,7 +45,9 @@ class Reproduce(Placed):
     runs: Path = Path("runs/experiments")
     """Where trainings and measurements are kept."""
     seeds: int | None = None
-    """How many seeds, from 0 on; default 3, at the scale tiny 1."""
+    """How many seeds; default 3, at the scale tiny 1."""
+    first_seed: int = 0
+    """The first of them."""
     only: tuple[str, ...] = ()
     """Names of data sets, or kinds of data (text, images, graph), to run only these."""
     train_teachers: bool = False
@@ -62,6 +64,13 @@ class Reproduce(Placed):
 
     def __post_init__(self) -> None:
         check_counts(threads=self.threads, seeds=self.seeds, jobs=self.jobs)
+        if self.first_seed < 0:
+            raise ValueError(f"first_seed must be at least 0, not {self.first_seed}")
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        count = self.seeds or (1 if self.scale == "tiny" else 3)
+        return tuple(range(self.first_seed, self.first_seed + count))
 
     @property
     def processes(self) -> int:
@@ -101,7 +110,7 @@ def reproduce(options: Reproduce) -> int:
         data=options.data_dir,
         runs=options.runs,
         out=out,
-        seeds=options.seeds or (1 if options.scale == "tiny" else 3),
+        seeds=options.all_seeds,
         only=options.only,
         placement=placement,
         train_teachers=options.train_teachers or options.experiment == "zoo",

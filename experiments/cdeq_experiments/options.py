@@ -22,7 +22,7 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The scale, where data are, where work is kept and pages go, how many seeds, which data sets alone.
+    """The scale, where data are, where work is kept and pages go, the seeds, which data sets alone.
 
     `train_teachers`: also where the zoo has the teacher. `students_only`: without models that are trained for
     themselves. `methods`: these rows alone.
@@ -36,7 +36,7 @@ class Options:
     data: Path | None
     runs: Path
     out: Path
-    seeds: int
+    seeds: tuple[int, ...]
     only: tuple[str, ...] = ()
     train_teachers: bool = False
     students_only: bool = False

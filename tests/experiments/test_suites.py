@@ -120,14 +120,14 @@ def test_a_score_depends_on_how_it_was_solved(kind, asked):
 
 def test_each_seed_of_a_graph_has_a_teacher_of_its_own(tmp_path):
     configs = [GRAPH, replace(GRAPH, name="few", title="Few")]
-    made = make_suites(configs, options(tmp_path, seeds=2))
+    made = make_suites(configs, options(tmp_path, seeds=(0, 1)))
     assert [(one.title, one.seeds) for one in made] == [
         ("Few nodes, seed 0", (0,)),
         ("Few, seed 0", (0,)),
         ("Few nodes, seed 1", (1,)),
         ("Few, seed 1", (1,)),
     ]
-    [text_suite] = make_suites([BY_KIND["text"]], options(tmp_path, seeds=2))
+    [text_suite] = make_suites([BY_KIND["text"]], options(tmp_path, seeds=(0, 1)))
     assert (text_suite.teacher_seed, text_suite.seeds) == (0, (0, 1))
 
 

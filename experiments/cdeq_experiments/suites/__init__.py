@@ -23,7 +23,7 @@ def make_suites(configs: list[SuiteConfig], options: Options) -> list[Suite]:
     Missing data are refused here, before hours of work; an optional data set without files is left out, unless it
     is named.
     """
-    suites, seeds = [], tuple(range(options.seeds))
+    suites, seeds = [], options.seeds
     for config in select(configs, options.only):
         if config.kind == "graph" and process_rank()[1] > 1:
             raise ExperimentError(
