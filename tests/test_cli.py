@@ -164,7 +164,7 @@ COMMANDS = {
     "demo": {"device", "precision", "task", "out", "seed", "threads"},
     "reproduce": {
         "device", "precision", "scale", "data-dir", "out", "runs", "seeds", "first-seed", "only", "jobs", "threads",
-        "train-teachers", "no-train-teachers", "students-only", "no-students-only", "methods",
+        "train-teachers", "no-train-teachers", "students-only", "no-students-only", "methods", "add", "no-add",
     },
     "report": {"results", "out"},
     "generate": {

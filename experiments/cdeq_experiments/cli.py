@@ -56,6 +56,9 @@ class Reproduce(Placed):
     """Leave out explicit, few-step and other equilibrium models, which take hours to train."""
     methods: tuple[str, ...] = ()
     """Names of rows, as in the results, such as few_step or transformer_xl, to make these alone."""
+    add: bool = False
+    """Keep what the page in --out has beside the new rows, so that seeds, methods or data sets can be run one by one.
+    Seconds are compared within one run only: methods that the page has timed keep theirs, new ones have none."""
     jobs: int | None = None
     """How many jobs (a model to train and score) are done at a time, each in a process of its own; default 1, for all
     at the scale tiny as many as there are cores. The processes of torchrun do one job together."""
@@ -116,6 +119,7 @@ def reproduce(options: Reproduce) -> int:
         train_teachers=options.train_teachers or options.experiment == "zoo",
         students_only=options.students_only,
         methods=options.methods,
+        add=options.add,
         jobs=1 if together else options.processes,
         threads=options.threads,
         progress=leads and (together or options.processes == 1),

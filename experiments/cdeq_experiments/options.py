@@ -25,7 +25,7 @@ class Options:
     """The scale, where data are, where work is kept and pages go, the seeds, which data sets alone.
 
     `train_teachers`: also where the zoo has the teacher. `students_only`: without models that are trained for
-    themselves. `methods`: these rows alone.
+    themselves. `methods`: these rows alone. `add`: beside what a page has.
 
     `jobs` are done at a time, each in a process of its own with `threads` threads (default: as many as torch
     chooses, divided among them). `progress` draws bars on standard error; `say` is given a line now and then.
@@ -41,6 +41,7 @@ class Options:
     train_teachers: bool = False
     students_only: bool = False
     methods: tuple[str, ...] = ()
+    add: bool = False
     placement: Placement = ON_CPU
     jobs: int = 1
     threads: int | None = None

@@ -24,7 +24,7 @@ from cdeq_experiments.configs.base import KINDS, Kind, SuiteConfig
 from cdeq_experiments.entries import SOLVED, entries_of, recordings_of
 from cdeq_experiments.jobs import Job, run_jobs
 from cdeq_experiments.options import ExperimentError, Options
-from cdeq_experiments.pages import write_pages
+from cdeq_experiments.pages import join, read_page, write_pages
 from cdeq_experiments.suites import make_suites
 from cdeq_experiments.suites.base import PUBLISHED, Suite
 
@@ -72,6 +72,7 @@ class Experiment:
     def run(self, options: Options) -> Results:
         """Do what was not done before; the page is written as soon as there is something new to show."""
         suites, parts = make_suites(self.configs(options.scale), options), list[Part]()
+        before = read_page(options.out, self.name, options.scale) if options.add else None
         for new in self.measure(suites, options):
             parts += new
             results = Results(
@@ -84,6 +85,7 @@ class Experiment:
                 rows=tuple(Row(**row) for part in parts for row in part["rows"]),
                 page=self.page(options.scale),
             )
+            results = results if before is None else join(before, results)
             if is_main_process():
                 write_pages(results, options.out)
         if self.publish:
@@ -103,6 +105,7 @@ def make_part(suite: Suite, rows: Iterable[Row], scores: Iterable[Part] = ()) ->
             metric_name=metric.name,
             higher_is_better=metric.higher_is_better,
             train_seconds=found["seconds"],
+            seed=suite.teacher_seed,
             **{field: found[field] for field in MEASURED},
         )
         for name, config in (models | dict(suite.config.others)).items()

@@ -23,6 +23,7 @@ from cdeq.files import atomic_write_text
 
 FOLDERS = ("--out", "--runs", "--data-dir")
 """Options that say where things are."""
+AND = " and "
 
 
 def provenance(parts: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -39,8 +40,8 @@ def provenance(parts: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
 
 
 def joined(names: Iterable[str]) -> str:
-    """The commits, or the commands, that made a result in several runs, each once."""
-    return " and ".join(dict.fromkeys(names))
+    """The commits, or the commands, that made a result in several runs, each once; some may be joined already."""
+    return AND.join(dict.fromkeys(one for name in names for one in name.split(AND)))
 
 
 def write_measurements(

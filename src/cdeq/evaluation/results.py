@@ -42,6 +42,7 @@ class TeacherResult:
     train_seconds: float | None
     converged: float | None = None
     """Share of the test samples with a residual of at most 1e-3; None where it was not measured."""
+    seed: int = 0
 
     def __post_init__(self) -> None:
         _check_fields(self)
