@@ -13,7 +13,7 @@ from cdeq.solvers import Anderson
 from cdeq.training import TeachConfig
 from cdeq_experiments.configs import base
 from cdeq_experiments.configs.graphs import GraphBudget, graph_config
-from cdeq_experiments.suites.base import Model
+from cdeq_experiments.suites.contract import Model
 from cdeq_experiments.suites.graphs import CHAINS
 from cdeq_experiments.tables import Experiment, measure_tables, same_equilibrium
 

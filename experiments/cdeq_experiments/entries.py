@@ -20,7 +20,8 @@ from cdeq.training.parallel import on_main_process
 from cdeq_experiments.configs.base import FEW_STEP, SOLVED, StudentConfig, TeacherConfig
 from cdeq_experiments.jobs import Job
 from cdeq_experiments.runs import Run
-from cdeq_experiments.suites.base import Key, Model, Suite
+from cdeq_experiments.suites.base import Suite
+from cdeq_experiments.suites.contract import Key, Model
 
 
 class Made(NamedTuple):

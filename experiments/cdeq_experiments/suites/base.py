@@ -1,15 +1,14 @@
 """A suite: one data set with its teacher, its students and its rivals, trained once and kept.
 
-Text, images and graphs fill in `Suite`: what their data are, and how an answer on them is scored and timed. How
-everything is trained, recorded and kept is the same for all of them, and is here.
+Text, images and graphs fill in its `DataContract`. How everything is trained, recorded and kept is the same for all of
+them, and is here.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -18,38 +17,21 @@ from torch import Tensor, nn
 
 from cdeq import evaluation
 from cdeq.consistency import Student, distill
-from cdeq.equilibrium.states import State
-from cdeq.evaluation import SOLVERS, Explicit, Method, Metric, Quality, Results, Training
+from cdeq.evaluation import SOLVERS, Explicit, Method, Results, Training
 from cdeq.evaluation.kept_states import KeptStates, keep_state
 from cdeq.models.learned_solvers import LearnedSolver, SolverLossWeights, SolverObjective
 from cdeq.placement import ON_CPU, moved
 from cdeq.solvers import Anderson, solve_model
-from cdeq.training import FitConfig, TeachConfig, fit, own_part, process_rank, teach
-from cdeq.training.batches import FirstBatches, moved_batches
+from cdeq.training import FitConfig, TeachConfig, fit, process_rank, teach
 from cdeq.training.log import Progress
 from cdeq.training.parallel import from_main_process, is_main_process, on_main_process
-from cdeq.training.segments import CarriedMemory
-from cdeq.training.task_loss import TaskLoss, cross_entropy
 from cdeq.trajectories import TrajectoryStore, record
 from cdeq.trajectories.fingerprint import teacher_fingerprint
 from cdeq.zoo import load_pretrained, pretrained_models, write_pretrained
-from cdeq_experiments.configs.base import (
-    ContinuedConfig,
-    StudentConfig,
-    SuiteConfig,
-    TeacherConfig,
-)
+from cdeq_experiments.configs.base import ContinuedConfig, StudentConfig, TeacherConfig
 from cdeq_experiments.jobs import Job
-from cdeq_experiments.options import Options
 from cdeq_experiments.runs import Run
-
-Model = Any
-"""A module; of those with an equilibrium, one that keeps the contract."""
-Batch = tuple[Any, Tensor]
-Key = dict[str, Any]
-"""What something depends on: its run is kept under the hash of it."""
-Keep = Callable[[int, State], None]
-"""Given the number of a test batch and its state."""
+from cdeq_experiments.suites.contract import DataContract, Key, Model
 
 SAVED, RECORDED = "student", "trajectories"
 """Folders inside that of a run: the finished student; what was recorded."""
@@ -58,169 +40,16 @@ PUBLISHED = "corrected"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """What a suite reads: training batches by number, the others once, in order; `valid` may be empty.
-
-    `digest` changes with the data; `sizes` are arguments of all models that the data give. `own_at`: this process's
-    part of a training batch, where the rest of it need not be read.
-    """
-
-    digest: str
-    sizes: dict[str, int]
-    batch_at: Callable[[int], Batch]
-    valid: Callable[[], Iterable[Batch]]
-    test: Callable[[], Iterable[Batch]]
-    own_at: Callable[[int], Batch] | None = None
-
-    def own_batch_at(self, update: int) -> Batch:
-        """This process's part of a training batch."""
-        return own_part(self.batch_at(update)) if self.own_at is None else self.own_at(update)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite(ABC):
+class Suite(DataContract):
     """A data set at work. The teacher, and the split of a graph, have the seed `teacher_seed`; students `seeds`."""
 
-    config: SuiteConfig
-    options: Options
     teacher_seed: int = 0
     seeds: tuple[int, ...] = (0,)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """As it is sent to another process: without what was read or trained."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    # What a kind of data fills in: the data.
-
-    @abstractmethod
-    def require_data(self) -> None:
-        """Refuse, by name, data whose files are not there; nothing is read."""
-
-    @abstractmethod
-    def open_data(self) -> Data: ...
-
-    @property
-    @abstractmethod
-    def metrics(self) -> dict[str, Metric]:
-        """By their names in a row: `metric`, and `top5` where there is one."""
-
-    def recorded_batches(self, mode: str, inputs: str) -> Sequence[Batch]:
-        """What is distilled from: the first training batches, as many as the configuration of the mode says."""
-        return FirstBatches(self.data.batch_at, self.config.recording[mode].batches or 0)
-
-    # What a kind of data fills in: its models.
-
-    def task_loss(self, model: Model) -> TaskLoss:
-        return cross_entropy
-
-    def carried_memory(self, model: Model) -> CarriedMemory | None:
-        """What an update leaves for the next one, where batches follow on each other."""
-        return None
-
-    @abstractmethod
-    def explicit_objective(self, model: Model) -> nn.Module:
-        """What the training of an explicit model minimises."""
-
-    @abstractmethod
-    def build_learned_solver(self, teacher: Model) -> LearnedSolver: ...
-
-    # What a kind of data fills in: scores and seconds.
-
-    @torch.no_grad()
-    def converge(
-        self, model: Model, batches: Iterable[Batch], tol: float, keep: Keep | None = None
-    ) -> dict[str, Any]:
-        """Metrics, mean steps and mean residual where `tol` is met; `keep` is given every state.
-
-        States that are kept are solved on, where the reference is not exact enough.
-        """
-        limits, steps, residuals = self.config.tolerances, [], []
-        parts: dict[str, list[tuple[float, int]]] = {name: [] for name in self.metrics}
-        for number, (x, y) in enumerate(batches):
-            context = model.inject(x)
-            solve = partial(solve_model, model, context, Anderson(), max_steps=limits.max_steps)
-            found = solve(tol=tol)
-            output = model.readout(found.state, context)
-            for name, metric in self.metrics.items():
-                parts[name].append(metric.part(output, y))
-            steps.append(found.steps.double())
-            residuals.append(found.residual.double())
-            if keep is not None:
-                exact = limits.exact
-                keep(number, (solve(tol=exact, z0=found.state) if exact else found).state)
-        scores = {name: metric.score(parts[name]) for name, metric in self.metrics.items()}
-        within = (torch.cat(residuals) <= evaluation.CONVERGED).double()
-        means = {"steps": torch.cat(steps), "residual": torch.cat(residuals), "converged": within}
-        return {**scores, **{name: float(values.mean()) for name, values in means.items()}}
-
-    def score_method(
-        self, method: Method, model: Model, equilibria: Any, counts: tuple[int, ...], told: Any
-    ) -> dict[int, Quality]:
-        """Scores on the test data at each count; without equilibria no distances."""
-        data, metrics = list(self.data.test()), self.metrics
-        given = (method, model, data, equilibria, metrics["metric"], counts)
-        return evaluation.measure_quality(*given, top5=metrics.get("top5"), progress=told)
-
-    @torch.no_grad()
-    def score_explicit(self, model: Callable[[Any], Tensor]) -> dict[str, Any]:
-        """Metrics, on the test data, of a model that gives outputs."""
-        outputs = [(model(x), y) for x, y in self.data.test()]
-        return {
-            name: metric.score([metric.part(*pair) for pair in outputs])
-            for name, metric in self.metrics.items()
-        }
-
-    @abstractmethod
-    def probes(self, teacher: Model) -> Iterator[Any]:
-        """Some test inputs, on which residuals are measured."""
-
-    def certified_input(self, teacher: Model) -> Any:
-        """The test input that certified solving is shown on."""
-        return list(self.probes(teacher))[-1]
-
-    @abstractmethod
-    def timed_input(self) -> Any:
-        """What all methods are timed on."""
-
-    def finish(self, model: Model, output: Tensor, x: Any) -> Tensor:
-        """From an output to what a score takes; its seconds count."""
-        return output
-
-    def explicit_output(self, model: Model) -> Callable[[Any], Tensor]:
-        """The way of an explicit model from an input to its output."""
-        return model
-
-    @abstractmethod
-    def sample_input(self) -> Any:
-        """A small input, on which a pretrained model keeps its answers."""
-
-    def publish(self, results: Results) -> str:
-        """The default student of the first seed as a folder of the zoo; a line about it."""
-        config, folder = self.config, self.options.runs.parent / "models" / self.config.pretrained
-        student, _ = self.train_student(config.students[PUBLISHED], self.seeds[0])
-        card = evaluation.card_of(results, config.title, config.pretrained, self.teaching)
-        if is_main_process():
-            sample = moved(self.sample_input(), ON_CPU.device)
-            write_pretrained(folder, student.cpu(), card, sample)
-        return f"the student is in {folder}"
-
-    # The rest is the same for every kind of data.
 
     @property
     def title(self) -> str:
         seed = f", seed {self.teacher_seed}" if self.config.seeded_teacher else ""
         return self.config.title + seed
-
-    @cached_property
-    def data(self) -> Data:
-        """What `open_data` reads, where everything is computed."""
-        found, here = self.open_data(), self.options.placement.device
-        return replace(
-            found,
-            batch_at=moved_batches(found.batch_at, here),
-            valid=lambda: (moved(batch, here) for batch in found.valid()),
-            test=lambda: (moved(batch, here) for batch in found.test()),
-        )
 
     @property
     def data_key(self) -> Key:
@@ -453,7 +282,17 @@ class Suite(ABC):
         work = partial(fit, objective.train(), data, config, **given)
         return self.train(run, title, lambda told: work(progress=told))
 
-    # What is timed.
+    # What is kept for users, and what is timed.
+
+    def publish(self, results: Results) -> str:
+        """The default student of the first seed as a folder of the zoo; a line about it."""
+        config, folder = self.config, self.options.runs.parent / "models" / self.config.pretrained
+        student, _ = self.train_student(config.students[PUBLISHED], self.seeds[0])
+        card = evaluation.card_of(results, config.title, config.pretrained, self.teaching)
+        if is_main_process():
+            sample = moved(self.sample_input(), ON_CPU.device)
+            write_pretrained(folder, student.cpu(), card, sample)
+        return f"the student is in {folder}"
 
     def timed_method(self, method: Method, model: Model) -> Method:
         """The method from an input to what a score takes."""

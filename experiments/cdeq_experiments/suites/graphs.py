@@ -24,7 +24,8 @@ from cdeq.trajectories.fingerprint import BatchDigest
 from cdeq.trajectories.nesting import flatten_batch
 from cdeq.trajectories.sparse import dense_pieces
 from cdeq_experiments.rivals.graph_convolutions import explicit_loss
-from cdeq_experiments.suites.base import Batch, Data, Model, Suite
+from cdeq_experiments.suites.base import Suite
+from cdeq_experiments.suites.contract import Batch, Data, Model
 
 PARTS = 8
 """Parts, or samples, that a student may be distilled on in place of the whole graph."""

@@ -22,7 +22,8 @@ from cdeq.training.images import ImageBatches, in_order
 from cdeq.training.supervised import SupervisedObjective
 from cdeq.training.task_loss import cross_entropy
 from cdeq_experiments.configs.images import ImageData
-from cdeq_experiments.suites.base import Data, Model, Suite
+from cdeq_experiments.suites.base import Suite
+from cdeq_experiments.suites.contract import Data, Model
 
 PROBES = 2
 """Test batches that residuals are measured on."""

@@ -21,7 +21,8 @@ from cdeq.solvers import Anderson, solve_model
 from cdeq.training import is_main_process, own_part
 from cdeq.training.segments import CarriedMemory, ExplicitTextObjective, full_memory
 from cdeq.training.task_loss import TaskLoss
-from cdeq_experiments.suites.base import Batch, Data, Keep, Model, Suite
+from cdeq_experiments.suites.base import Suite
+from cdeq_experiments.suites.contract import Batch, Data, Keep, Model
 
 PROBES = 6
 """Test segments that residuals are measured on."""
