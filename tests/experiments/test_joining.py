@@ -106,3 +106,15 @@ def test_seeds_are_added_one_at_a_time(reproduced, monkeypatch, tmp_path, capsys
     assert {r.seconds is None for r in found.rows} == {r.seconds is None for r in whole.rows}
     assert len(found.teachers) == len(whole.teachers)
     capsys.readouterr()
+
+
+def test_bad_requests_are_named_before_any_work(tmp_path, capsys):
+    (tmp_path / "beta.json").write_text("{")
+    command = ["reproduce", "beta", "--scale", "tiny", "--out", str(tmp_path), "--runs"]
+    assert cli.main([*command, str(tmp_path / "runs"), "--add"]) == 1
+    assert "beta.json: not JSON" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(SystemExit):
+        cli.main([*command, str(tmp_path / "runs"), "--first-seed", "-1"])
+    shown = capsys.readouterr()
+    assert "first_seed must be at least 0" in shown.out + shown.err
