@@ -222,6 +222,14 @@ def test_what_the_paper_reports_is_explained_where_it_is_shown(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_page_of_several_runs_says_which_seconds_it_has(tmp_path):
+    found = table_results()
+    assert "several runs" not in write_pages(found, tmp_path)[1].read_text()
+    found = replace(found, command="cdeq reproduce table2 and cdeq reproduce table2 --add")
+    assert "Put together from several runs" in write_pages(found, tmp_path)[1].read_text()
+
+
+@pytest.mark.slow
 def test_results_of_earlier_code_are_marked(tmp_path):
     found = table_results()
     assert "Carried over" not in write_pages(found, tmp_path)[1].read_text()
