@@ -15,14 +15,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from cdeq.consistency.blocks import (
-    FEW_CHANNELS,
-    SQUARE,
-    ImageBlock,
-    PointwiseBlock,
-    PyramidBlock,
-)
+from cdeq.consistency.blocks import PointwiseBlock
 from cdeq.consistency.groups import Group, groups_of, joined, sources_of, state_like
+from cdeq.consistency.image_blocks import FEW_CHANNELS, SQUARE, ImageBlock, PyramidBlock
 from cdeq.equilibrium.contract import Context
 from cdeq.equilibrium.states import State, tensors_of
 
