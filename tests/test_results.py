@@ -56,7 +56,7 @@ def test_schema_is_frozen(tmp_path):
     ]  # fmt: skip
     assert list(data["teachers"][0]) == [
         "dataset", "name", "parameters", "metric_name", "metric", "higher_is_better", "steps",
-        "residual", "train_seconds", "converged",
+        "residual", "train_seconds", "converged", "seed",
     ]  # fmt: skip
     assert list(data["rows"][0]) == [
         "dataset", "seed", "method", "steps", "metric", "distance", "residual", "seconds",
